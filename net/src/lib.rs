@@ -1,0 +1,7 @@
+//! The NAT stack of wonton: what stands behind the guest's network card.
+//!
+//! `net` knows Ethernet frames, flows and host sockets. It does not know virtio, KVM or guest
+//! addresses: frames reach it, and leave it, through the seam in [`nic`].
+#![deny(unsafe_code)]
+
+pub mod nic;

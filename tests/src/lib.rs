@@ -1,0 +1,1 @@
+//! Stories told from the guest's side.

@@ -1,0 +1,2 @@
+//! wonton
+fn main() {}

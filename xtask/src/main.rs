@@ -1,0 +1,2 @@
+//! Thin verbs over the other crates.
+fn main() {}
