@@ -4,4 +4,10 @@
 //! addresses: frames reach it, and leave it, through the seam in [`nic`].
 #![deny(unsafe_code)]
 
+pub mod checksum;
+pub mod flow;
 pub mod nic;
+pub mod tcp;
+#[cfg(test)]
+mod testkit;
+pub mod window;

@@ -1,0 +1,66 @@
+//! TCP sockets of the host.
+
+use std::io::{self, IoSliceMut, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use mio::net::TcpStream;
+use socket2::SockRef;
+use vm_memory::VolatileSlice;
+
+use super::send::send_guest;
+use crate::tcp::socket::TcpSocket;
+
+/// A host socket of one flow.
+#[derive(Debug)]
+pub struct OsTcp {
+    stream: TcpStream,
+}
+
+impl OsTcp {
+    /// Wraps a connecting or connected stream.
+    pub(super) fn new(stream: TcpStream) -> Self {
+        // The guest has its own Nagle and keepalive timers; these options only keep the host's from
+        // adding delays, and from holding on to a dead peer. A failure costs nothing but that.
+        let _ = stream.set_nodelay(true);
+        let _ = SockRef::from(&stream).set_keepalive(true);
+        Self { stream }
+    }
+}
+
+impl TcpSocket for OsTcp {
+    fn connect_result(&mut self) -> io::Result<()> {
+        if let Some(error) = self.stream.take_error()? {
+            return Err(error);
+        }
+        match self.stream.peer_addr() {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn read(&mut self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.stream.read_vectored(pieces)
+    }
+
+    fn write_guest(&mut self, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
+        send_guest(self.stream.as_fd(), slices)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn shutdown_write(&mut self) {
+        // Fails only when the connection is gone, which the next read tells.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    fn reset(&mut self) {
+        let _ = SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
+    }
+}

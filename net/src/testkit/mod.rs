@@ -1,0 +1,5 @@
+//! Scripted guests and hosts on a virtual clock.
+
+pub(crate) mod host;
+pub(crate) mod ring;
+pub(crate) mod script;

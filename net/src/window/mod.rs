@@ -1,0 +1,5 @@
+//! Where bytes for the guest wait until the guest has acknowledged them.
+
+pub mod ring;
+
+pub use ring::Ring;
