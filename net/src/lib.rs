@@ -6,6 +6,7 @@
 
 pub mod checksum;
 pub mod flow;
+pub mod host;
 pub mod nic;
 pub mod tcp;
 #[cfg(test)]

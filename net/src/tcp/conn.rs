@@ -466,7 +466,7 @@ impl Conn {
                     window_scale: terms.shift.map(|_| receiver::SHIFT),
                 },
             }),
-            State::SynSent { iss, due, .. } => std::mem::take(due).then(|| Header {
+            State::SynSent { iss, due, .. } => std::mem::take(due).then_some(Header {
                 seq: *iss,
                 ack: SeqNum(0),
                 flags: Flags::SYN,

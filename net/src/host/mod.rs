@@ -1,0 +1,8 @@
+//! Everything that touches the host: real sockets behind the traits of the protocol modules.
+
+mod os;
+mod send;
+mod tcp;
+
+pub use os::{OsHost, Subject};
+pub use tcp::OsTcp;
