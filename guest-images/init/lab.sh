@@ -34,6 +34,7 @@ echo '0 2147483647' >/proc/sys/net/ipv4/ping_group_range
 stty -F /dev/ttyS1 raw -echo
 [ -n "$rows" ] && stty -F /dev/ttyS0 rows "$rows" cols "$cols"
 cd /tmp
+echo start >/dev/ttyS1
 if [ "$mode" = console ]; then
     setsid cttyhack sh /job/run.sh
 else

@@ -50,11 +50,17 @@ pub struct Apt {
 
 impl Apt {
     /// Sets up the directories for `suite` below `cache`, using `source`'s mirror and keyring.
-    pub fn new(cache: &Path, suite: &str, source: &DebianSource, progress: Progress) -> Result<Self> {
+    pub fn new(
+        cache: &Path,
+        suite: &str,
+        source: &DebianSource,
+        progress: Progress,
+    ) -> Result<Self> {
         let dir = cache.join("apt").join(suite);
         for sub in ["lists/partial", "cache/archives/partial", "parts", "debs"] {
             let sub = dir.join(sub);
-            std::fs::create_dir_all(&sub).with_context(|| format!("cannot create {}", sub.display()))?;
+            std::fs::create_dir_all(&sub)
+                .with_context(|| format!("cannot create {}", sub.display()))?;
         }
         let signed_by = match &source.signed_by {
             Some(keyring) => format!("Signed-By: {keyring}\n"),
@@ -82,12 +88,20 @@ impl Apt {
 
     /// The named packages of this suite, downloaded unless already there.
     pub fn fetch(&mut self, names: &[&str]) -> Result<Vec<Package>> {
-        let stale: Vec<&str> = names.iter().copied().filter(|n| !self.is_fresh(n)).collect();
+        let stale: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|n| !self.is_fresh(n))
+            .collect();
         if !stale.is_empty()
             && let Err(error) = self.resolve(&stale)
         {
             // offline with yesterday's packages is a good place to be
-            let missing: Vec<&str> = stale.iter().copied().filter(|n| !self.is_there(n)).collect();
+            let missing: Vec<&str> = stale
+                .iter()
+                .copied()
+                .filter(|n| !self.is_there(n))
+                .collect();
             if !missing.is_empty() {
                 return Err(error.context(format!(
                     "cannot get {} from Debian {}: this needs the network once; check that `apt-get update` \
@@ -110,7 +124,12 @@ impl Apt {
         }
         names
             .iter()
-            .map(|name| self.resolved.get(*name).cloned().with_context(|| format!("{name} was not resolved")))
+            .map(|name| {
+                self.resolved
+                    .get(*name)
+                    .cloned()
+                    .with_context(|| format!("{name} was not resolved"))
+            })
             .collect()
     }
 
@@ -124,7 +143,13 @@ impl Apt {
             let fetched = self.fetch(&names)?;
             wanted.clear();
             for package in fetched {
-                wanted.extend(package.depends.iter().filter(|d| d.starts_with("lib")).cloned());
+                wanted.extend(
+                    package
+                        .depends
+                        .iter()
+                        .filter(|d| d.starts_with("lib"))
+                        .cloned(),
+                );
                 done.insert(package.name.clone(), package);
             }
             wanted.retain(|name| !done.contains_key(name));
@@ -148,9 +173,12 @@ impl Apt {
         let mut missing = Vec::new();
         for name in names {
             let shown = self.run("apt-cache", &["show", "--no-all-versions", name], &self.dir)?;
-            let mut package =
-                parse_show(&shown).with_context(|| format!("Debian {} has no package {name}", self.suite))?;
-            package.deb = self.dir.join("debs").join(deb_file_name(name, &package.version));
+            let mut package = parse_show(&shown)
+                .with_context(|| format!("Debian {} has no package {name}", self.suite))?;
+            package.deb = self
+                .dir
+                .join("debs")
+                .join(deb_file_name(name, &package.version));
             if !package.deb.exists() {
                 missing.push(package.clone());
             }
@@ -167,7 +195,11 @@ impl Apt {
             return Ok(());
         }
         let names: Vec<&str> = packages.iter().map(|p| p.name.as_str()).collect();
-        self.progress.step(&format!("downloading {} ({})", names.join(", "), self.suite));
+        self.progress.step(&format!(
+            "downloading {} ({})",
+            names.join(", "),
+            self.suite
+        ));
         let scratch = tempfile::tempdir_in(&self.dir)?;
         let mut arguments = vec!["download".to_owned()];
         arguments.extend(packages.iter().map(|p| format!("{}={}", p.name, p.version)));
@@ -186,11 +218,18 @@ impl Apt {
 
     fn update(&mut self) -> Result<()> {
         let stamp = self.dir.join("updated");
-        let age = stamp.metadata().and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
+        let age = stamp
+            .metadata()
+            .and_then(|m| m.modified())
+            .ok()
+            .and_then(|t| t.elapsed().ok());
         if self.updated || age.is_some_and(|age| age < FRESH) {
             return Ok(());
         }
-        self.progress.step(&format!("reading the package list of Debian {}", self.suite));
+        self.progress.step(&format!(
+            "reading the package list of Debian {}",
+            self.suite
+        ));
         self.run("apt-get", &["update", "--error-on=any"], &self.dir)?;
         std::fs::write(&stamp, "")?;
         self.updated = true;
@@ -206,8 +245,14 @@ impl Apt {
             .env("DEBIAN_FRONTEND", "noninteractive")
             .current_dir(cwd)
             .output()
-            .with_context(|| format!("cannot start {program}: guest images are made with Debian's apt"))?;
-        let shown = format!("`{program} {}` for Debian {}", arguments.join(" "), self.suite);
+            .with_context(|| {
+                format!("cannot start {program}: guest images are made with Debian's apt")
+            })?;
+        let shown = format!(
+            "`{program} {}` for Debian {}",
+            arguments.join(" "),
+            self.suite
+        );
         if !output.status.success() {
             let stderr = String::from_utf8_lossy(&output.stderr);
             bail!("{shown} failed: {}", stderr.trim());
@@ -217,7 +262,9 @@ impl Apt {
 }
 
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs())
 }
 
 fn apt_options(dir: &Path) -> Vec<String> {
@@ -258,7 +305,9 @@ fn deb_file_name(name: &str, version: &str) -> String {
 fn parse_show(text: &str) -> Result<Package> {
     let stanza = text.trim_start().split("\n\n").next().unwrap_or_default();
     let field = |wanted: &str| {
-        stanza.lines().find_map(|line| line.strip_prefix(wanted)?.strip_prefix(": "))
+        stanza
+            .lines()
+            .find_map(|line| line.strip_prefix(wanted)?.strip_prefix(": "))
     };
     let name = field("Package").context("no Package field")?;
     let version = field("Version").context("no Version field")?;
@@ -269,7 +318,10 @@ fn parse_show(text: &str) -> Result<Package> {
         .filter_map(|dependency| dependency.split(['|', '(', ':']).next())
         .map(|dependency| dependency.trim().to_owned())
         .collect();
-    ensure!(!name.is_empty() && !version.is_empty(), "empty Package or Version field");
+    ensure!(
+        !name.is_empty() && !version.is_empty(),
+        "empty Package or Version field"
+    );
     Ok(Package {
         name: name.to_owned(),
         version: version.to_owned(),
@@ -296,6 +348,9 @@ mod tests {
 
     #[test]
     fn epoch_is_escaped_in_file_names() {
-        assert_eq!(deb_file_name("busybox-static", "1:1.35.0-4"), "busybox-static_1%3a1.35.0-4_amd64.deb");
+        assert_eq!(
+            deb_file_name("busybox-static", "1:1.35.0-4"),
+            "busybox-static_1%3a1.35.0-4_amd64.deb"
+        );
     }
 }

@@ -19,14 +19,19 @@ const LZ4_BLOCK: usize = 8 << 20;
 
 /// Unpacks the ELF kernel from the bytes of a bzImage.
 pub fn vmlinux(image: &[u8]) -> Result<Vec<u8>> {
-    ensure!(image.get(HEADER_MAGIC..HEADER_MAGIC + 4) == Some(b"HdrS"), "not a Linux bzImage");
+    ensure!(
+        image.get(HEADER_MAGIC..HEADER_MAGIC + 4) == Some(b"HdrS"),
+        "not a Linux bzImage"
+    );
     let setup_sects = match image[SETUP_SECTS] {
         0 => 4,
         sectors => usize::from(sectors),
     };
     let start = (setup_sects + 1) * 512 + read_u32(image, PAYLOAD_OFFSET)?;
     let length = read_u32(image, PAYLOAD_LENGTH)?;
-    let payload = image.get(start..start + length).context("the payload lies beyond the end of the bzImage")?;
+    let payload = image
+        .get(start..start + length)
+        .context("the payload lies beyond the end of the bzImage")?;
     ensure!(payload.len() > 8, "the bzImage has no payload");
     let (data, unpacked) = payload.split_at(payload.len() - 4);
     let unpacked = read_u32(unpacked, 0)?;
@@ -34,13 +39,21 @@ pub fn vmlinux(image: &[u8]) -> Result<Vec<u8>> {
         magic if magic == ZSTD => {
             use std::io::Read;
             let mut elf = Vec::with_capacity(unpacked);
-            zstd::Decoder::new(data)?.single_frame().read_to_end(&mut elf).context("bad zstd payload")?;
+            zstd::Decoder::new(data)?
+                .single_frame()
+                .read_to_end(&mut elf)
+                .context("bad zstd payload")?;
             elf
         }
         magic if magic == LZ4_LEGACY => lz4_legacy(&data[4..])?,
-        magic => bail!("the kernel is compressed in a way that is not supported (magic {magic:02x?})"),
+        magic => {
+            bail!("the kernel is compressed in a way that is not supported (magic {magic:02x?})")
+        }
     };
-    ensure!(elf.starts_with(b"\x7fELF"), "the payload of the bzImage is no ELF file");
+    ensure!(
+        elf.starts_with(b"\x7fELF"),
+        "the payload of the bzImage is no ELF file"
+    );
     Ok(elf)
 }
 
@@ -48,7 +61,9 @@ fn lz4_legacy(mut data: &[u8]) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     while data.len() >= 4 {
         let size = read_u32(data, 0)?;
-        let block = data.get(4..4 + size).context("a block of the lz4 payload is cut short")?;
+        let block = data
+            .get(4..4 + size)
+            .context("a block of the lz4 payload is cut short")?;
         out.extend(lz4_flex::block::decompress(block, LZ4_BLOCK).context("bad lz4 block")?);
         data = &data[4 + size..];
     }

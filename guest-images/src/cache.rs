@@ -30,25 +30,39 @@ impl Key {
 
     /// The key as 16 hexadecimal digits.
     pub fn hex(&self) -> String {
-        self.0.clone().finalize().iter().take(8).map(|b| format!("{b:02x}")).collect()
+        self.0
+            .clone()
+            .finalize()
+            .iter()
+            .take(8)
+            .map(|b| format!("{b:02x}"))
+            .collect()
     }
 }
 
 /// The entry `name` for `key` below `root`; `fill` makes it when it is not there.
-pub fn entry(root: &Path, name: &str, key: &Key, fill: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+pub fn entry(
+    root: &Path,
+    name: &str,
+    key: &Key,
+    fill: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let dir = root.join(format!("{name}-{}", key.hex()));
     if dir.is_dir() {
         return Ok(dir);
     }
     std::fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
-    let scratch = tempfile::Builder::new().prefix(".making-").tempdir_in(root)?;
+    let scratch = tempfile::Builder::new()
+        .prefix(".making-")
+        .tempdir_in(root)?;
     fill(scratch.path()).with_context(|| format!("cannot make {name}"))?;
     for old in std::fs::read_dir(root)?.flatten() {
         if is_entry_of(&old.file_name().to_string_lossy(), name) {
             let _ = std::fs::remove_dir_all(old.path());
         }
     }
-    std::fs::rename(scratch.keep(), &dir).with_context(|| format!("cannot put {} in place", dir.display()))?;
+    std::fs::rename(scratch.keep(), &dir)
+        .with_context(|| format!("cannot put {} in place", dir.display()))?;
     Ok(dir)
 }
 

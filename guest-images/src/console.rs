@@ -1,7 +1,7 @@
 //! What comes out of a guest or the lab, as data.
 //!
 //! Scripts report on the console with lines `WONTON {json}`, wherever they may stand among kernel
-//! messages. The lab also has a second serial port, with its exit code (`exit N`) and the files it
+//! messages. The lab also has a second serial port, where it says `start`, its exit code (`exit N`) and the files it
 //! sends back (`file NAME`, base64, `end`).
 
 use std::collections::BTreeMap;
@@ -15,7 +15,10 @@ pub type Record = Map<String, Value>;
 pub fn record(line: &str) -> Option<Record> {
     let json = &line[line.find("WONTON {")? + "WONTON ".len()..];
     // a kernel message may follow on the same line
-    serde_json::Deserializer::from_str(json).into_iter::<Record>().next()?.ok()
+    serde_json::Deserializer::from_str(json)
+        .into_iter::<Record>()
+        .next()?
+        .ok()
 }
 
 /// All records of a console log.
@@ -26,6 +29,8 @@ pub fn records(log: &str) -> Vec<Record> {
 /// What the lab wrote to its second serial port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
+    /// Whether the job was started.
+    pub started: bool,
     /// The job's exit code; `None` when it never ended.
     pub exit: Option<i32>,
     /// Files sent with `lab-send NAME <FILE`.
@@ -39,6 +44,7 @@ impl Outcome {
         let mut receiving: Option<(String, Vec<u8>)> = None;
         for line in log.lines().map(str::trim_end) {
             match (&mut receiving, line.split_once(' ')) {
+                (None, None) if line == "start" => outcome.started = true,
                 (None, Some(("exit", code))) => outcome.exit = code.parse().ok(),
                 (None, Some(("file", name))) => receiving = Some((name.to_owned(), Vec::new())),
                 (Some(_), _) if line == "end" => {
@@ -94,9 +100,10 @@ mod tests {
 
     #[test]
     fn outcome_has_exit_code_and_files() {
-        let log = "file a.bin\r\nAAECAw==\r\nend\r\nfile t\r\naGVs\r\nbG8K\r\nend\r\nexit 3\r\n";
+        let log =
+            "start\r\nfile a.bin\r\nAAECAw==\r\nend\r\nfile t\r\naGVs\r\nbG8K\r\nend\r\nexit 3\r\n";
         let outcome = Outcome::parse(log);
-        assert_eq!(outcome.exit, Some(3));
+        assert_eq!((outcome.started, outcome.exit), (true, Some(3)));
         assert_eq!(outcome.files["a.bin"], [0, 1, 2, 3]);
         assert_eq!(outcome.files["t"], b"hello\n");
         assert_eq!(Outcome::parse("").exit, None);

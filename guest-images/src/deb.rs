@@ -24,7 +24,9 @@ fn unpack_inner(deb: &Path, dest: &Path, keep: &dyn Fn(&str) -> bool) -> Result<
             "data.tar.xz" => unpack_tar(liblzma::read::XzDecoder::new(member), dest, keep),
             "data.tar.zst" => unpack_tar(zstd::Decoder::new(member)?, dest, keep),
             "data.tar" => unpack_tar(member, dest, keep),
-            other if other.starts_with("data.tar") => bail!("compression of {other} is not supported"),
+            other if other.starts_with("data.tar") => {
+                bail!("compression of {other} is not supported")
+            }
             _ => continue,
         };
     }
@@ -35,7 +37,9 @@ fn unpack_tar(reader: impl Read, dest: &Path, keep: &dyn Fn(&str) -> bool) -> Re
     let mut tar = tar::Archive::new(reader);
     for entry in tar.entries()? {
         let mut entry = entry?;
-        let Some(path) = relative(&entry.path()?) else { continue };
+        let Some(path) = relative(&entry.path()?) else {
+            continue;
+        };
         let shown = path.to_string_lossy().into_owned();
         let kind = entry.header().entry_type();
         if kind.is_dir() || !keep(&shown) {
@@ -48,7 +52,9 @@ fn unpack_tar(reader: impl Read, dest: &Path, keep: &dyn Fn(&str) -> bool) -> Re
             }
             entry.set_preserve_permissions(true);
             entry.set_preserve_mtime(false);
-            entry.unpack(&target).with_context(|| format!("cannot write {}", target.display()))?;
+            entry
+                .unpack(&target)
+                .with_context(|| format!("cannot write {}", target.display()))?;
         }
     }
     Ok(())
@@ -74,7 +80,10 @@ mod tests {
 
     fn tar_bytes() -> Vec<u8> {
         let mut builder = tar::Builder::new(Vec::new());
-        for (name, body) in [("./usr/bin/tool", &b"#!"[..]), ("./usr/share/doc/x", &b"doc"[..])] {
+        for (name, body) in [
+            ("./usr/bin/tool", &b"#!"[..]),
+            ("./usr/share/doc/x", &b"doc"[..]),
+        ] {
             let mut header = tar::Header::new_gnu();
             header.set_size(body.len() as u64);
             header.set_mode(0o755);
@@ -87,7 +96,11 @@ mod tests {
     fn deb_with(member: &str, data: &[u8]) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let mut builder = ar::Builder::new(Vec::new());
-        for (name, body) in [("debian-binary", &b"2.0\n"[..]), ("control.tar.xz", b"?"), (member, data)] {
+        for (name, body) in [
+            ("debian-binary", &b"2.0\n"[..]),
+            ("control.tar.xz", b"?"),
+            (member, data),
+        ] {
             let header = ar::Header::new(name.as_bytes().to_vec(), body.len() as u64);
             builder.append(&header, body).unwrap();
         }
@@ -102,11 +115,18 @@ mod tests {
         xz.write_all(&tar).unwrap();
         let xz = xz.finish().unwrap();
         let zst = zstd::encode_all(&tar[..], 1).unwrap();
-        for (member, data) in [("data.tar.xz", xz), ("data.tar.zst", zst), ("data.tar", tar)] {
+        for (member, data) in [
+            ("data.tar.xz", xz),
+            ("data.tar.zst", zst),
+            ("data.tar", tar),
+        ] {
             let deb = deb_with(member, &data);
             let dest = tempfile::tempdir().unwrap();
             unpack(deb.path(), dest.path(), &|p| p.starts_with("usr/bin/")).unwrap();
-            assert_eq!(std::fs::read(dest.path().join("usr/bin/tool")).unwrap(), b"#!");
+            assert_eq!(
+                std::fs::read(dest.path().join("usr/bin/tool")).unwrap(),
+                b"#!"
+            );
             assert!(!dest.path().join("usr/share").exists());
         }
     }

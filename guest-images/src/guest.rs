@@ -56,7 +56,9 @@ pub(crate) fn build(images: &Images, kernel: Kernel) -> Result<GuestImage> {
     let packages = userland::packages(images)?;
     let key = key(&files, &packages);
     let dir = cache::entry(images.root(), &format!("guest-{kernel}"), &key, |dir| {
-        images.progress().step(&format!("writing the guest initramfs for Linux {kernel}"));
+        images
+            .progress()
+            .step(&format!("writing the guest initramfs for Linux {kernel}"));
         let userland = Userland::unpack(&packages)?;
         let tree = tree(&files, &userland)?;
         let file = std::fs::File::create(dir.join("initrd"))?;
@@ -65,7 +67,10 @@ pub(crate) fn build(images: &Images, kernel: Kernel) -> Result<GuestImage> {
         std::io::Write::flush(&mut file)?;
         Ok(())
     })?;
-    Ok(GuestImage { kernel: files, initrd: dir.join("initrd") })
+    Ok(GuestImage {
+        kernel: files,
+        initrd: dir.join("initrd"),
+    })
 }
 
 fn key(kernel: &KernelFiles, packages: &[Package]) -> Key {
@@ -89,6 +94,10 @@ fn tree(kernel: &KernelFiles, userland: &Userland) -> Result<Initramfs> {
         .file("etc/udhcpc.sh", 0o755, UDHCPC)
         .file("bin/report", 0o755, REPORT)
         .file("etc/hostname", 0o644, "guest\n")
-        .file("etc/hosts", 0o644, "127.0.0.1 localhost\n192.168.76.2 machine\n");
+        .file(
+            "etc/hosts",
+            0o644,
+            "127.0.0.1 localhost\n192.168.76.2 machine\n",
+        );
     Ok(tree)
 }

@@ -9,12 +9,20 @@ use crate::progress::Progress;
 
 /// The emulator that runs the lab.
 pub const QEMU: &str = "qemu-system-x86_64";
-const QEMU_INSTALL: [&str; 5] = ["apt-get", "install", "-y", "--no-install-recommends", "qemu-system-x86"];
+const QEMU_INSTALL: [&str; 5] = [
+    "apt-get",
+    "install",
+    "-y",
+    "--no-install-recommends",
+    "qemu-system-x86",
+];
 
 /// The full path of `program`, searched as the shell does.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|candidate| candidate.is_file())
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(program))
+        .find(|candidate| candidate.is_file())
 }
 
 /// QEMU's path. When it is not installed, root installs it from Debian; others are told how.
@@ -31,7 +39,8 @@ pub fn qemu(progress: &Progress) -> Result<PathBuf> {
     if apt(&QEMU_INSTALL[1..]).is_err() {
         // a fresh machine has no package lists yet
         apt(&["update"]).with_context(|| format!("cannot install {QEMU}; try: {command}"))?;
-        apt(&QEMU_INSTALL[1..]).with_context(|| format!("cannot install {QEMU}; try: {command}"))?;
+        apt(&QEMU_INSTALL[1..])
+            .with_context(|| format!("cannot install {QEMU}; try: {command}"))?;
     }
     find(QEMU).with_context(|| format!("{command} left no {QEMU} in PATH"))
 }
@@ -45,6 +54,11 @@ fn apt(arguments: &[&str]) -> Result<()> {
         .output()
         .context("cannot start apt-get")?;
     let stderr = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "apt-get {} failed: {}", arguments.join(" "), stderr.trim());
+    ensure!(
+        output.status.success(),
+        "apt-get {} failed: {}",
+        arguments.join(" "),
+        stderr.trim()
+    );
     Ok(())
 }

@@ -46,22 +46,41 @@ impl Initramfs {
 
     /// Adds a file with permission bits `mode`, replacing what was there.
     pub fn file(&mut self, path: &str, mode: u32, data: impl Into<Vec<u8>>) -> &mut Self {
-        self.insert(path, Node::File { mode: mode & 0o7777, data: data.into() })
+        self.insert(
+            path,
+            Node::File {
+                mode: mode & 0o7777,
+                data: data.into(),
+            },
+        )
     }
 
     /// Adds a symbolic link.
     pub fn symlink(&mut self, path: &str, target: &str) -> &mut Self {
-        self.insert(path, Node::Symlink { target: target.to_owned() })
+        self.insert(
+            path,
+            Node::Symlink {
+                target: target.to_owned(),
+            },
+        )
     }
 
     /// Adds a character device node.
     pub fn char_dev(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> &mut Self {
-        self.insert(path, Node::CharDev { mode: mode & 0o7777, major, minor })
+        self.insert(
+            path,
+            Node::CharDev {
+                mode: mode & 0o7777,
+                major,
+                minor,
+            },
+        )
     }
 
     /// Adds the contents of a host file.
     pub fn copy(&mut self, path: &str, mode: u32, from: &Path) -> Result<&mut Self> {
-        let data = std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+        let data =
+            std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
         Ok(self.file(path, mode, data))
     }
 
@@ -79,30 +98,49 @@ impl Initramfs {
 
     fn parents(&mut self, path: &str) {
         for (end, _) in path.match_indices('/') {
-            self.nodes.entry(path[..end].to_owned()).or_insert(Node::Dir);
+            self.nodes
+                .entry(path[..end].to_owned())
+                .or_insert(Node::Dir);
         }
     }
 
     /// Writes the archive, padded to 512 bytes so that another one may follow it.
     pub fn write_to(&self, output: impl Write) -> io::Result<()> {
-        let mut output = Counting { inner: output, count: 0 };
+        let mut output = Counting {
+            inner: output,
+            count: 0,
+        };
         for (ino, (path, node)) in (1u32..).zip(&self.nodes) {
             let entry = newc::Builder::new(path).ino(ino);
             let (entry, data): (_, &[u8]) = match node {
-                Node::Dir => (entry.nlink(2).mode(0o755).set_mode_file_type(ModeFileType::Directory), &[]),
-                Node::File { mode, data } => {
-                    (entry.mode(*mode).set_mode_file_type(ModeFileType::Regular), data)
-                }
-                Node::Symlink { target } => {
-                    (entry.mode(0o777).set_mode_file_type(ModeFileType::Symlink), target.as_bytes())
-                }
+                Node::Dir => (
+                    entry
+                        .nlink(2)
+                        .mode(0o755)
+                        .set_mode_file_type(ModeFileType::Directory),
+                    &[],
+                ),
+                Node::File { mode, data } => (
+                    entry.mode(*mode).set_mode_file_type(ModeFileType::Regular),
+                    data,
+                ),
+                Node::Symlink { target } => (
+                    entry.mode(0o777).set_mode_file_type(ModeFileType::Symlink),
+                    target.as_bytes(),
+                ),
                 Node::CharDev { mode, major, minor } => (
-                    entry.mode(*mode).set_mode_file_type(ModeFileType::Char).rdev_major(*major).rdev_minor(*minor),
+                    entry
+                        .mode(*mode)
+                        .set_mode_file_type(ModeFileType::Char)
+                        .rdev_major(*major)
+                        .rdev_minor(*minor),
                     &[],
                 ),
             };
             let size = u32::try_from(data.len()).map_err(|_| {
-                io::Error::other(format!("{path} is larger than the 4 GiB that a newc cpio file can be"))
+                io::Error::other(format!(
+                    "{path} is larger than the 4 GiB that a newc cpio file can be"
+                ))
             })?;
             let mut writer = entry.write(&mut output, size);
             writer.write_all(data)?;
@@ -172,14 +210,30 @@ mod tests {
     #[test]
     fn tree_comes_out_sorted_with_parents_first() {
         let mut tree = Initramfs::new();
-        tree.file("/usr/bin/tool", 0o755, *b"body").symlink("bin/sh", "busybox").char_dev("dev/console", 0o600, 5, 1);
+        tree.file("/usr/bin/tool", 0o755, *b"body")
+            .symlink("bin/sh", "busybox")
+            .char_dev("dev/console", 0o600, 5, 1);
         let listed = list(&tree.to_bytes().unwrap());
         let names: Vec<_> = listed.iter().map(|(n, ..)| n.as_str()).collect();
-        assert_eq!(names, ["bin", "bin/sh", "dev", "dev/console", "usr", "usr/bin", "usr/bin/tool"]);
+        assert_eq!(
+            names,
+            [
+                "bin",
+                "bin/sh",
+                "dev",
+                "dev/console",
+                "usr",
+                "usr/bin",
+                "usr/bin/tool"
+            ]
+        );
         assert_eq!(listed[0].1, 0o040_755);
         assert_eq!(listed[1], ("bin/sh".into(), 0o120_777, b"busybox".to_vec()));
         assert_eq!(listed[3].1, 0o020_600);
-        assert_eq!(listed[6], ("usr/bin/tool".into(), 0o100_755, b"body".to_vec()));
+        assert_eq!(
+            listed[6],
+            ("usr/bin/tool".into(), 0o100_755, b"body".to_vec())
+        );
     }
 
     #[test]
@@ -195,6 +249,9 @@ mod tests {
     #[test]
     fn extra_files_are_an_archive_of_their_own() {
         let listed = list(&files_cpio(&[("job/run.sh", 0o755, b"exit 0")]).unwrap());
-        assert_eq!(listed[1], ("job/run.sh".into(), 0o100_755, b"exit 0".to_vec()));
+        assert_eq!(
+            listed[1],
+            ("job/run.sh".into(), 0o100_755, b"exit 0".to_vec())
+        );
     }
 }

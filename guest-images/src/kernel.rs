@@ -51,7 +51,10 @@ impl FromStr for Kernel {
     type Err = anyhow::Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let Some(kernel) = Self::ALL.into_iter().find(|k| k.name() == name || k.suite() == name) else {
+        let Some(kernel) = Self::ALL
+            .into_iter()
+            .find(|k| k.name() == name || k.suite() == name)
+        else {
             bail!("no kernel {name:?}: the choices are 6.1 and 6.12");
         };
         Ok(kernel)
@@ -94,7 +97,9 @@ pub(crate) fn build(images: &Images, kernel: Kernel) -> Result<KernelFiles> {
     key.add(package.name.as_bytes());
     key.add(package.version.as_bytes());
     let dir = cache::entry(images.root(), &format!("kernel-{kernel}"), &key, |dir| {
-        images.progress().step(&format!("unpacking Linux {release}"));
+        images
+            .progress()
+            .step(&format!("unpacking Linux {release}"));
         unpack(&package.deb, &release, dir)
     })?;
     Ok(KernelFiles {
@@ -108,7 +113,9 @@ pub(crate) fn build(images: &Images, kernel: Kernel) -> Result<KernelFiles> {
 
 fn unpack(deb: &Path, release: &str, dir: &Path) -> Result<()> {
     let tree = dir.join("tree");
-    deb::unpack(deb, &tree, &|path| path.starts_with("boot/vmlinuz-") || path.contains("lib/modules/"))?;
+    deb::unpack(deb, &tree, &|path| {
+        path.starts_with("boot/vmlinuz-") || path.contains("lib/modules/")
+    })?;
     let bzimage = dir.join("bzImage");
     std::fs::rename(tree.join(format!("boot/vmlinuz-{release}")), &bzimage)
         .with_context(|| format!("{} holds no boot/vmlinuz-{release}", deb.display()))?;

@@ -54,11 +54,17 @@ impl Images {
 
     /// Images kept below `root`.
     pub fn new(root: &Path) -> Result<Self> {
-        std::fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
+        std::fs::create_dir_all(root)
+            .with_context(|| format!("cannot create {}", root.display()))?;
         let root = root.canonicalize()?;
         let own_suite = sources::own_codename()?;
         let source = DebianSource::of_this_machine(&own_suite)?;
-        Ok(Self { root, own_suite, source, progress: Progress::new() })
+        Ok(Self {
+            root,
+            own_suite,
+            source,
+            progress: Progress::new(),
+        })
     }
 
     /// A stock kernel.
@@ -101,8 +107,10 @@ impl Images {
     /// kinds nest (a lab needs guests, which need kernels), hence a lock for each.
     fn lock(&self, kind: &str) -> Result<File> {
         let path = self.root.join(format!("{kind}.lock"));
-        let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
-        file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+        let file =
+            File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        file.lock()
+            .with_context(|| format!("cannot lock {}", path.display()))?;
         Ok(file)
     }
 }

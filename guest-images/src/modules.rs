@@ -33,9 +33,17 @@ impl Modules {
         let mut files = BTreeMap::new();
         find_modules(dir, &mut files).with_context(|| format!("cannot read {}", dir.display()))?;
         let list = dir.join("modules.builtin");
-        let builtin = std::fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
-        let builtin = builtin.lines().filter_map(|line| module_name(Path::new(line))).collect();
-        Ok(Self { dir: dir.to_owned(), files, builtin })
+        let builtin = std::fs::read_to_string(&list)
+            .with_context(|| format!("cannot read {}", list.display()))?;
+        let builtin = builtin
+            .lines()
+            .filter_map(|line| module_name(Path::new(line)))
+            .collect();
+        Ok(Self {
+            dir: dir.to_owned(),
+            files,
+            builtin,
+        })
     }
 
     /// The named modules and all they need, each after what it needs. What is built into the
@@ -49,7 +57,12 @@ impl Modules {
         Ok(order)
     }
 
-    fn visit(&self, name: &str, seen: &mut BTreeSet<String>, order: &mut Vec<Module>) -> Result<()> {
+    fn visit(
+        &self,
+        name: &str,
+        seen: &mut BTreeSet<String>,
+        order: &mut Vec<Module>,
+    ) -> Result<()> {
         let name = name.replace('-', "_");
         if self.builtin.contains(&name) || !seen.insert(name.clone()) {
             return Ok(());
@@ -90,8 +103,12 @@ fn read_module(path: &Path) -> Result<Vec<u8>> {
     let raw = std::fs::read(path).with_context(context)?;
     let mut data = Vec::new();
     match path.extension().and_then(|e| e.to_str()) {
-        Some("xz") => liblzma::read::XzDecoder::new(&raw[..]).read_to_end(&mut data).with_context(context)?,
-        Some("zst") => zstd::Decoder::new(&raw[..])?.read_to_end(&mut data).with_context(context)?,
+        Some("xz") => liblzma::read::XzDecoder::new(&raw[..])
+            .read_to_end(&mut data)
+            .with_context(context)?,
+        Some("zst") => zstd::Decoder::new(&raw[..])?
+            .read_to_end(&mut data)
+            .with_context(context)?,
         _ => return Ok(raw),
     };
     Ok(data)
@@ -103,8 +120,15 @@ fn depends(data: &[u8]) -> Vec<String> {
     let Some(at) = data.windows(TAG.len()).position(|window| window == TAG) else {
         return Vec::new();
     };
-    let list = data[at + TAG.len()..].split(|b| *b == 0).next().unwrap_or_default();
-    String::from_utf8_lossy(list).split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+    let list = data[at + TAG.len()..]
+        .split(|b| *b == 0)
+        .next()
+        .unwrap_or_default();
+    String::from_utf8_lossy(list)
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]
@@ -126,7 +150,10 @@ mod tests {
         let dir = tree(&[
             ("kernel/net/failover.ko", "\0license=GPL\0depends=\0"),
             ("kernel/net/net_failover.ko", "\0depends=failover\0"),
-            ("kernel/drivers/virtio-net.ko", "\0depends=net-failover,virtio\0"),
+            (
+                "kernel/drivers/virtio-net.ko",
+                "\0depends=net-failover,virtio\0",
+            ),
             ("modules.builtin", "kernel/drivers/virtio/virtio.ko\n"),
         ]);
         let modules = Modules::open(dir.path()).unwrap();

@@ -33,7 +33,9 @@ impl Progress {
         } else {
             ProgressBar::hidden()
         };
-        Self { bar: Arc::new(Bar(bar)) }
+        Self {
+            bar: Arc::new(Bar(bar)),
+        }
     }
 
     /// Names the step that starts now.

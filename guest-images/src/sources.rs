@@ -82,7 +82,10 @@ fn pick(entries: &[Entry], codename: &str) -> Option<DebianSource> {
         .filter(|e| e.suites.iter().any(|s| s == codename))
         .find_map(|e| {
             // `…/debian` is the main archive's usual tail; third parties reuse codenames too
-            let uri = e.uris.iter().find(|u| u.trim_end_matches('/').ends_with("/debian"))?;
+            let uri = e
+                .uris
+                .iter()
+                .find(|u| u.trim_end_matches('/').ends_with("/debian"))?;
             Some(DebianSource {
                 uri: uri.trim_end_matches('/').to_owned(),
                 signed_by: e.signed_by.clone(),
@@ -100,7 +103,12 @@ fn parse_one_line(text: &str) -> Vec<Entry> {
 }
 
 fn parse_line(line: &str) -> Option<Entry> {
-    let rest = line.split('#').next()?.trim().strip_prefix("deb ")?.trim_start();
+    let rest = line
+        .split('#')
+        .next()?
+        .trim()
+        .strip_prefix("deb ")?
+        .trim_start();
     let (options, rest) = match rest.strip_prefix('[') {
         Some(rest) => rest.split_once(']')?,
         None => ("", rest),
@@ -122,11 +130,21 @@ fn parse_line(line: &str) -> Option<Entry> {
 fn parse_deb822(text: &str) -> Vec<Entry> {
     let mut entries = Vec::new();
     for stanza in text.split("\n\n") {
-        let mut entry = Entry { uris: vec![], suites: vec![], components: vec![], signed_by: None };
+        let mut entry = Entry {
+            uris: vec![],
+            suites: vec![],
+            components: vec![],
+            signed_by: None,
+        };
         let mut types = Vec::new();
         let mut enabled = true;
-        for line in stanza.lines().filter(|l| !l.starts_with('#') && !l.starts_with(' ')) {
-            let Some((field, value)) = line.split_once(':') else { continue };
+        for line in stanza
+            .lines()
+            .filter(|l| !l.starts_with('#') && !l.starts_with(' '))
+        {
+            let Some((field, value)) = line.split_once(':') else {
+                continue;
+            };
             match field.to_ascii_lowercase().as_str() {
                 "types" => types = words(value),
                 "uris" => entry.uris = words(value),
@@ -185,8 +203,14 @@ mod tests {
 
     #[test]
     fn codename_from_os_release() {
-        assert_eq!(codename_of("ID=debian\nVERSION_CODENAME=bookworm\n").as_deref(), Some("bookworm"));
-        assert_eq!(codename_of("VERSION_CODENAME=\"trixie\"").as_deref(), Some("trixie"));
+        assert_eq!(
+            codename_of("ID=debian\nVERSION_CODENAME=bookworm\n").as_deref(),
+            Some("bookworm")
+        );
+        assert_eq!(
+            codename_of("VERSION_CODENAME=\"trixie\"").as_deref(),
+            Some("trixie")
+        );
         assert_eq!(codename_of("ID=debian\n"), None);
     }
 }

@@ -13,7 +13,9 @@ use crate::{Images, deb, libraries};
 
 /// The packages: of the machine's own suite, so that their libc is the one built against here.
 pub(crate) fn packages(images: &Images) -> Result<Vec<Package>> {
-    images.apt(images.own_suite())?.fetch_with_libraries(&["busybox-static", "iperf3"])
+    images
+        .apt(images.own_suite())?
+        .fetch_with_libraries(&["busybox-static", "iperf3"])
 }
 
 pub(crate) fn add_to_key(packages: &[Package], key: &mut Key) {
@@ -32,7 +34,8 @@ impl Userland {
     pub(crate) fn unpack(packages: &[Package]) -> Result<Self> {
         let root = tempfile::tempdir()?;
         let wanted = |path: &str| {
-            path.contains("bin/") || (path.contains("lib") && path.contains(".so") && !path.contains("share/"))
+            path.contains("bin/")
+                || (path.contains("lib") && path.contains(".so") && !path.contains("share/"))
         };
         for package in packages {
             deb::unpack(&package.deb, root.path(), &wanted)?;
@@ -48,7 +51,10 @@ impl Userland {
             .find(|path| path.exists())
             .context("the package busybox-static holds no bin/busybox")?;
         tree.copy("bin/busybox", 0o755, &busybox)?;
-        let listed = Command::new(&busybox).arg("--list").output().context("cannot run busybox --list")?;
+        let listed = Command::new(&busybox)
+            .arg("--list")
+            .output()
+            .context("cannot run busybox --list")?;
         ensure!(listed.status.success(), "busybox --list failed");
         for applet in String::from_utf8_lossy(&listed.stdout).lines() {
             // `init` would be taken for the one in `/`
@@ -85,7 +91,20 @@ fn add_libraries(tree: &mut Initramfs, program: &Path, root: &Path) -> Result<()
 
 /// Directories, links and device nodes every image starts with.
 pub(crate) fn skeleton(tree: &mut Initramfs) {
-    for dir in ["dev", "proc", "sys", "tmp", "run", "root", "etc", "var", "mod", "usr/bin", "usr/lib", "usr/lib64"] {
+    for dir in [
+        "dev",
+        "proc",
+        "sys",
+        "tmp",
+        "run",
+        "root",
+        "etc",
+        "var",
+        "mod",
+        "usr/bin",
+        "usr/lib",
+        "usr/lib64",
+    ] {
         tree.dir(dir);
     }
     tree.char_dev("dev/console", 0o600, 5, 1)
@@ -93,7 +112,11 @@ pub(crate) fn skeleton(tree: &mut Initramfs) {
         .symlink("lib", "usr/lib")
         .symlink("lib64", "usr/lib64")
         .symlink("sbin", "bin")
-        .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n")
+        .file(
+            "etc/passwd",
+            0o644,
+            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
+        )
         .file("etc/group", 0o644, "root:x:0:\nnogroup:x:65534:\n")
         .file("etc/nsswitch.conf", 0o644, "hosts: files dns\n")
         .file("root/.profile", 0o644, "export PS1='\\h:\\w\\$ '\n");

@@ -49,19 +49,29 @@ fn boot(command: &[String]) -> Result<ExitCode> {
         let record = console::record(&String::from_utf8_lossy(&line));
         if record.is_some_and(|record| record.get("event").is_some_and(|e| e == "init")) {
             let ms = started.elapsed().as_secs_f64() * 1e3;
-            writeln!(stdout, "WONTON {{\"event\":\"boot\",\"exec_to_init_ms\":{ms:.1}}}")?;
+            writeln!(
+                stdout,
+                "WONTON {{\"event\":\"boot\",\"exec_to_init_ms\":{ms:.1}}}"
+            )?;
         }
         stdout.flush()?;
         line.clear();
     }
     let status = child.wait()?;
-    Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(255)))
+    Ok(ExitCode::from(
+        status
+            .code()
+            .and_then(|code| u8::try_from(code).ok())
+            .unwrap_or(255),
+    ))
 }
 
 fn dns(names: &[String]) -> Result<ExitCode> {
     let mut known = HashMap::new();
     for pair in names {
-        let (name, address) = pair.split_once('=').with_context(|| format!("{pair:?} is not NAME=ADDRESS"))?;
+        let (name, address) = pair
+            .split_once('=')
+            .with_context(|| format!("{pair:?} is not NAME=ADDRESS"))?;
         known.insert(name.to_ascii_lowercase(), address.parse::<Ipv4Addr>()?);
     }
     let socket = UdpSocket::bind("127.0.0.1:53").context("cannot listen on 127.0.0.1:53")?;
@@ -77,7 +87,10 @@ fn dns(names: &[String]) -> Result<ExitCode> {
 /// The answer to a query with one question: the address for A, nothing for other types of a known
 /// name, NXDOMAIN for other names.
 fn answer(query: &[u8], known: &HashMap<String, Ipv4Addr>) -> Result<Vec<u8>> {
-    ensure!(query.len() > 12 && query[2] & 0x80 == 0 && query[4..6] == [0, 1], "not a plain query");
+    ensure!(
+        query.len() > 12 && query[2] & 0x80 == 0 && query[4..6] == [0, 1],
+        "not a plain query"
+    );
     let mut labels = Vec::new();
     let mut at = 12;
     loop {

@@ -14,13 +14,21 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let mut total = 0;
     for file in rust_files(root)? {
         let path = root.join(&file);
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         let count = count(&text);
         let name = file.to_string_lossy();
         let allowed = ALLOWED.contains(&name.as_ref());
         if count > 0 {
             total += count;
-            println!("unsafe: {count:3} {name}{}", if allowed { "" } else { "  not on the list in xtask/src/audit.rs" });
+            println!(
+                "unsafe: {count:3} {name}{}",
+                if allowed {
+                    ""
+                } else {
+                    "  not on the list in xtask/src/audit.rs"
+                }
+            );
             clean &= allowed;
         } else if allowed {
             println!("unsafe:   0 {name}  needs not be on the list in xtask/src/audit.rs any more");
@@ -35,9 +43,13 @@ fn rust_files(root: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut dirs = vec![root.to_owned()];
     while let Some(dir) = dirs.pop() {
-        for entry in std::fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))? {
+        for entry in
+            std::fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?
+        {
             let path = entry?.path();
-            let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+            let hidden = path
+                .file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with('.'));
             if path.is_dir() && !hidden && !path.ends_with("target") {
                 dirs.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
@@ -51,7 +63,10 @@ fn rust_files(root: &Path) -> Result<Vec<PathBuf>> {
 
 /// Counts `unsafe` before a block, `fn`, `impl`, `trait` or `extern`, outside comments and strings.
 fn count(text: &str) -> usize {
-    text.lines().map(|line| strip(line)).map(|line| count_line(&line)).sum()
+    text.lines()
+        .map(|line| strip(line))
+        .map(|line| count_line(&line))
+        .sum()
 }
 
 /// The line without its comment and string contents.
@@ -74,7 +89,9 @@ fn strip(line: &str) -> String {
 }
 
 fn count_line(code: &str) -> usize {
-    code.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| *word == "unsafe").count()
+    code.split(|c: char| !(c.is_alphanumeric() || c == '_'))
+        .filter(|word| *word == "unsafe")
+        .count()
 }
 
 #[cfg(test)]
@@ -83,7 +100,10 @@ mod tests {
 
     #[test]
     fn only_code_counts() {
-        assert_eq!(count("let x = unsafe { *p };\nunsafe impl Send for X {}\nunsafe fn f() {}"), 3);
+        assert_eq!(
+            count("let x = unsafe { *p };\nunsafe impl Send for X {}\nunsafe fn f() {}"),
+            3
+        );
         assert_eq!(count("// unsafe { }\nlet s = \"unsafe { }\"; // unsafe"), 0);
         assert_eq!(count("#![expect(unsafe_code, reason = \"x\")]"), 0);
         assert_eq!(count("let s = \"\\\"\"; unsafe { f() }"), 1);

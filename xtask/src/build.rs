@@ -16,7 +16,9 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
 /// Runs `command` with its output shown.
 pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
     let program = command.get_program().to_owned();
-    command.status().with_context(|| format!("cannot start {}", program.display()))
+    command
+        .status()
+        .with_context(|| format!("cannot start {}", program.display()))
 }
 
 /// The root of the workspace.
@@ -27,8 +29,18 @@ pub(crate) fn workspace() -> PathBuf {
 
 /// Builds wonton for release and gives its path.
 pub(crate) fn wonton() -> Result<PathBuf> {
-    let status = status(&mut cargo(&["build", "--release", "--quiet", "--package", "vmm"]))?;
-    ensure!(status.success(), "cargo build --release --package vmm failed");
+    let status = status(&mut cargo(&[
+        "build",
+        "--release",
+        "--quiet",
+        "--package",
+        "vmm",
+    ]))?;
+    ensure!(
+        status.success(),
+        "cargo build --release --package vmm failed"
+    );
     let path = guest_images::target_dir().join("release/wonton");
-    path.canonicalize().with_context(|| format!("the build left no {}", path.display()))
+    path.canonicalize()
+        .with_context(|| format!("the build left no {}", path.display()))
 }

@@ -9,10 +9,28 @@ use crate::{audit, build};
 pub(crate) fn run() -> Result<ExitCode> {
     let steps: [(&str, &[&str], Option<(&str, &str)>); 3] = [
         ("format", &["fmt", "--all", "--check"], None),
-        ("clippy", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"], None),
+        (
+            "clippy",
+            &[
+                "clippy",
+                "--quiet",
+                "--workspace",
+                "--all-targets",
+                "--",
+                "-D",
+                "warnings",
+            ],
+            None,
+        ),
         (
             "doc",
-            &["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"],
+            &[
+                "doc",
+                "--quiet",
+                "--workspace",
+                "--no-deps",
+                "--document-private-items",
+            ],
             Some(("RUSTDOCFLAGS", "-D warnings")),
         ),
     ];

@@ -17,7 +17,10 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let images = Images::of_workspace()?;
-    for kernel in Kernel::ALL.into_iter().filter(|k| args.guest.is_none_or(|wanted| wanted == *k)) {
+    for kernel in Kernel::ALL
+        .into_iter()
+        .filter(|k| args.guest.is_none_or(|wanted| wanted == *k))
+    {
         let guest = images.guest(kernel)?;
         println!("{kernel} kernel  {}", guest.kernel.bzimage.display());
         println!("{kernel} vmlinux {}", guest.kernel.vmlinux.display());

@@ -39,9 +39,9 @@ impl Place {
     fn from_check(json: &[u8]) -> Self {
         match serde_json::from_slice::<Check>(json) {
             Ok(Check { kvm }) if kvm.usable && !kvm.emulated => Self::Kvm,
-            Ok(Check { kvm }) if kvm.emulated => {
-                Self::Lab("this machine's KVM emulates the guest's kernel, too slow to boot".to_owned())
-            }
+            Ok(Check { kvm }) if kvm.emulated => Self::Lab(
+                "this machine's KVM emulates the guest's kernel, too slow to boot".to_owned(),
+            ),
             Ok(_) => Self::Lab("this machine has no usable KVM".to_owned()),
             Err(_) => Self::Lab("`wonton check` could not tell whether KVM is usable".to_owned()),
         }
@@ -55,9 +55,17 @@ mod tests {
     #[test]
     fn kvm_only_when_wonton_says_it_is_usable() {
         let place = |json: &str| Place::from_check(json.as_bytes());
-        assert_eq!(place(r#"{"kvm":{"usable":true,"emulated":false,"more":1},"tun":{}}"#), Place::Kvm);
+        assert_eq!(
+            place(r#"{"kvm":{"usable":true,"emulated":false,"more":1},"tun":{}}"#),
+            Place::Kvm
+        );
         assert_eq!(place(r#"{"kvm":{"usable":true}}"#), Place::Kvm);
-        for json in [r#"{"kvm":{"usable":false,"emulated":true}}"#, r#"{"kvm":{"usable":true,"emulated":true}}"#, "{}", ""] {
+        for json in [
+            r#"{"kvm":{"usable":false,"emulated":true}}"#,
+            r#"{"kvm":{"usable":true,"emulated":true}}"#,
+            "{}",
+            "",
+        ] {
             assert!(matches!(place(json), Place::Lab(_)), "{json}");
         }
     }

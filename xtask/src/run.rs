@@ -48,12 +48,22 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         (Some(_), Some(_)) => None,
         _ => Some(images.guest(args.guest)?),
     };
-    let kernel = args.kernel.clone().or_else(|| guest.as_ref().map(|g| g.kernel.bzimage.clone()));
+    let kernel = args
+        .kernel
+        .clone()
+        .or_else(|| guest.as_ref().map(|g| g.kernel.bzimage.clone()));
     // an initramfs of ours has modules for our kernels only
-    let initrd = args.initrd.clone().or_else(|| guest.as_ref().map(|g| g.initrd.clone()));
+    let initrd = args
+        .initrd
+        .clone()
+        .or_else(|| guest.as_ref().map(|g| g.initrd.clone()));
     let (kernel, initrd) = (kernel.context("no kernel")?, initrd.context("no initrd")?);
 
-    let place = if args.lab { Place::Lab("as asked".to_owned()) } else { Place::choose(&wonton) };
+    let place = if args.lab {
+        Place::Lab("as asked".to_owned())
+    } else {
+        Place::choose(&wonton)
+    };
     match place {
         Place::Kvm => on_kvm(args, &wonton, &kernel, &initrd),
         Place::Lab(reason) => {
@@ -65,18 +75,32 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 fn on_kvm(args: &Args, wonton: &Path, kernel: &Path, initrd: &Path) -> Result<ExitCode> {
     let status = Command::new(wonton)
-        .args(wonton_arguments(args, &kernel.to_string_lossy(), &initrd.to_string_lossy()))
+        .args(wonton_arguments(
+            args,
+            &kernel.to_string_lossy(),
+            &initrd.to_string_lossy(),
+        ))
         .status()
         .with_context(|| format!("cannot start {}", wonton.display()))?;
     Ok(exit_code(status.code().unwrap_or(255)))
 }
 
-fn in_lab(args: &Args, images: &Images, wonton: &Path, kernel: &Path, initrd: &Path) -> Result<ExitCode> {
+fn in_lab(
+    args: &Args,
+    images: &Images,
+    wonton: &Path,
+    kernel: &Path,
+    initrd: &Path,
+) -> Result<ExitCode> {
     let lab = images.lab()?;
     images.progress().clear();
-    let read = |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-    let words: Vec<String> =
-        wonton_arguments(args, "/job/kernel", "/job/initrd").iter().map(|word| quoted(word)).collect();
+    let read = |path: &Path| {
+        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let words: Vec<String> = wonton_arguments(args, "/job/kernel", "/job/initrd")
+        .iter()
+        .map(|word| quoted(word))
+        .collect();
     let job = LabJob::new(format!("exec wonton {}\n", words.join(" ")))
         .program("wonton", wonton)
         .file("job/kernel", 0o644, read(kernel)?)
@@ -86,10 +110,23 @@ fn in_lab(args: &Args, images: &Images, wonton: &Path, kernel: &Path, initrd: &P
 
 fn wonton_arguments(args: &Args, kernel: &str, initrd: &str) -> Vec<String> {
     let cmdline = format!("console=ttyS0 quiet reboot=t panic=-1 {}", args.cmdline);
-    let mut words: Vec<String> =
-        ["run", "--kernel", kernel, "--initrd", initrd, "--cmdline", cmdline.trim_end()].map(str::to_owned).into();
+    let mut words: Vec<String> = [
+        "run",
+        "--kernel",
+        kernel,
+        "--initrd",
+        initrd,
+        "--cmdline",
+        cmdline.trim_end(),
+    ]
+    .map(str::to_owned)
+    .into();
     for (option, value) in [("--net", "user"), ("--cpus", "1"), ("--memory", "512M")] {
-        if !args.wonton.iter().any(|word| word == option || word.starts_with(&format!("{option}="))) {
+        if !args
+            .wonton
+            .iter()
+            .any(|word| word == option || word.starts_with(&format!("{option}=")))
+        {
             words.extend([option.to_owned(), value.to_owned()]);
         }
     }
@@ -106,9 +143,10 @@ pub(crate) fn lab(args: &LabArgs) -> Result<ExitCode> {
         Some(command) => format!("{command}\n"),
         None => "echo 'lab: wonton in /usr/bin, kernels in /images; leave with exit or Ctrl-D'\nexec sh -l\n".to_owned(),
     };
-    let mut job = LabJob::new(script)
-        .program("wonton", &wonton)
-        .program("xtask", &std::env::current_exe().context("cannot find this program")?);
+    let mut job = LabJob::new(script).program("wonton", &wonton).program(
+        "xtask",
+        &std::env::current_exe().context("cannot find this program")?,
+    );
     if !args.no_peer {
         job = job.with_peer();
     }

@@ -47,15 +47,23 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let started = Instant::now();
     let images = Images::of_workspace()?;
     let lab = images.lab()?;
-    let kernels: Vec<Kernel> =
-        Kernel::ALL.into_iter().filter(|k| args.guest.is_none_or(|wanted| wanted == *k)).collect();
+    let kernels: Vec<Kernel> = Kernel::ALL
+        .into_iter()
+        .filter(|k| args.guest.is_none_or(|wanted| wanted == *k))
+        .collect();
     let mut script = format!("{BOOT}{FAR_SIDE}far_side\n");
     for kernel in &kernels {
-        script += &format!("report event=guest kernel=linux-{kernel}\nboot {} {kernel} wonton.mode=smoke\n", args.vmm.name());
+        script += &format!(
+            "report event=guest kernel=linux-{kernel}\nboot {} {kernel} wonton.mode=smoke\n",
+            args.vmm.name()
+        );
     }
     script += "exit 0\n";
     let mut job = LabJob::new(script)
-        .program("xtask", &std::env::current_exe().context("cannot find this program")?)
+        .program(
+            "xtask",
+            &std::env::current_exe().context("cannot find this program")?,
+        )
         .timeout(Duration::from_secs(args.timeout));
     job = match args.vmm {
         Vmm::Wonton => job.program("wonton", &build::wonton()?),
@@ -65,7 +73,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let progress = images.progress().clone();
     progress.step("booting the lab");
     let result = run_lab_with(&lab, &job, &log, &mut |record| {
-        if let Some(name) = record.get("check").or_else(|| record.get("event")).and_then(|v| v.as_str()) {
+        if let Some(name) = record
+            .get("check")
+            .or_else(|| record.get("event"))
+            .and_then(|v| v.as_str())
+        {
             progress.step(&format!("smoke: {name}"));
         }
     })?;
@@ -87,21 +99,33 @@ fn checks(records: &[Record], kernels: &[&str]) -> Vec<Check> {
             .skip(1)
             .take_while(|r| !is_guest(r))
             .collect();
-        let event = |name: &str| mine.iter().find(|r| r.get("event").is_some_and(|e| e == name));
+        let event = |name: &str| {
+            mine.iter()
+                .find(|r| r.get("event").is_some_and(|e| e == name))
+        };
         let mut push = |check: &str, ok: bool, value: String| {
-            all.push(Check { kernel: (*kernel).to_owned(), check: check.to_owned(), ok, value });
+            all.push(Check {
+                kernel: (*kernel).to_owned(),
+                check: check.to_owned(),
+                ok,
+                value,
+            });
         };
         match event("boot").and_then(|r| r.get("exec_to_init_ms")?.as_f64()) {
             Some(ms) => push("boot", true, format!("{:.2} s from exec to init", ms / 1e3)),
             None => push("boot", false, "init did not run".to_owned()),
         }
         for name in CHECKS {
-            let found = mine.iter().find(|r| r.get("check").is_some_and(|c| c == name));
+            let found = mine
+                .iter()
+                .find(|r| r.get("check").is_some_and(|c| c == name));
             let ok = found.and_then(|r| r.get("ok")?.as_bool()).unwrap_or(false);
-            let value = found.and_then(|r| r.get("value")).map(|value| match value.as_str() {
-                Some(text) => text.to_owned(),
-                None => value.to_string(),
-            });
+            let value = found
+                .and_then(|r| r.get("value"))
+                .map(|value| match value.as_str() {
+                    Some(text) => text.to_owned(),
+                    None => value.to_string(),
+                });
             push(name, ok, value.unwrap_or_else(|| "not reported".to_owned()));
         }
         match event("end").and_then(|r| r.get("code")?.as_i64()) {
@@ -114,7 +138,9 @@ fn checks(records: &[Record], kernels: &[&str]) -> Vec<Check> {
 
 fn report(args: &Args, checks: &[Check], result: &LabResult, took: Duration) -> Result<ExitCode> {
     let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header(["kernel", "check", "", "value"]);
+    table
+        .load_style(UTF8_FULL_CONDENSED)
+        .set_header(["kernel", "check", "", "value"]);
     for check in checks {
         let mark = if check.ok { "ok" } else { "FAIL" };
         table.add_row([&check.kernel, &check.check, mark, &check.value]);
@@ -129,13 +155,25 @@ fn report(args: &Args, checks: &[Check], result: &LabResult, took: Duration) -> 
         "checks": checks,
     });
     let path = target_dir().join("smoke.json");
-    std::fs::write(&path, format!("{json:#}\n")).with_context(|| format!("cannot write {}", path.display()))?;
+    std::fs::write(&path, format!("{json:#}\n"))
+        .with_context(|| format!("cannot write {}", path.display()))?;
     if ok {
-        println!("smoke: {} checks passed in {:.0} s, in the lab", checks.len(), took.as_secs_f64());
+        println!(
+            "smoke: {} checks passed in {:.0} s, in the lab",
+            checks.len(),
+            took.as_secs_f64()
+        );
         return Ok(ExitCode::SUCCESS);
     }
-    println!("smoke: {failed} of {} checks failed after {:.0} s", checks.len(), took.as_secs_f64());
-    println!("smoke: the whole console is in {}", result.console.display());
+    println!(
+        "smoke: {failed} of {} checks failed after {:.0} s",
+        checks.len(),
+        took.as_secs_f64()
+    );
+    println!(
+        "smoke: the whole console is in {}",
+        result.console.display()
+    );
     result.ensure_success()?;
     Ok(ExitCode::FAILURE)
 }

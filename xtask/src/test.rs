@@ -19,5 +19,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut command = build::cargo(&["test", "--workspace"]);
     command.args(&args.cargo);
     let passed = build::status(&mut command)?.success();
-    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

@@ -54,7 +54,11 @@ impl LabJob {
 
     /// Adds a file.
     pub fn file(mut self, path: &str, mode: u32, data: impl Into<Vec<u8>>) -> Self {
-        self.files.push(LabFile { path: path.to_owned(), mode, data: data.into() });
+        self.files.push(LabFile {
+            path: path.to_owned(),
+            mode,
+            data: data.into(),
+        });
         self
     }
 
@@ -86,8 +90,8 @@ impl LabJob {
             tree.file(&file.path, file.mode, file.data.clone());
         }
         tree.file("job/run.sh", 0o755, self.script.as_bytes());
-        let mut output =
-            std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut output = std::fs::File::create(path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
         let archives = [Some(&lab.initrd), self.peer.then_some(&lab.peer)];
         for archive in archives.into_iter().flatten() {
             let mut input = std::fs::File::open(archive)
@@ -106,6 +110,8 @@ pub struct LabResult {
     pub exit: Option<i32>,
     /// Whether it was killed for taking too long.
     pub timed_out: bool,
+    /// How often the lab was started; more than 1 when its own kernel crashed.
+    pub attempts: u32,
     /// All `WONTON {json}` lines of the console, in order.
     pub records: Vec<Record>,
     /// Files sent out with `lab-send`.
@@ -131,6 +137,9 @@ impl LabResult {
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<&str> = log.lines().collect();
         let tail = lines[lines.len().saturating_sub(12)..].join("\n  ");
-        anyhow::bail!("the job in the lab {how}; its console is in {}, the end of it:\n  {tail}", self.console.display())
+        anyhow::bail!(
+            "the job in the lab {how}; its console is in {}, the end of it:\n  {tail}",
+            self.console.display()
+        )
     }
 }

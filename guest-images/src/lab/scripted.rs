@@ -13,12 +13,20 @@ use super::command;
 use super::image::LabImage;
 use super::job::{LabJob, LabResult};
 
+/// How often a lab that crashed is started again.
+const ATTEMPTS: u32 = 3;
+
 /// Runs `job` and waits for its end. `log` receives the console.
+///
+/// QEMU's multi-threaded emulation now and then loses a race when the lab's kernel patches its own
+/// code, which ends in a kernel panic of the lab. Such a run says nothing about the job: it is
+/// started again, at most twice, and [`LabResult::attempts`] tells.
 pub fn run_lab(lab: &LabImage, job: &LabJob, log: &Path) -> Result<LabResult> {
     run_lab_with(lab, job, log, &mut |_| {})
 }
 
-/// As [`run_lab`], calling `on_record` with each record soon after it was reported.
+/// As [`run_lab`], calling `on_record` with each record soon after it was reported (those of a
+/// crashed attempt too).
 pub fn run_lab_with(
     lab: &LabImage,
     job: &LabJob,
@@ -28,22 +36,54 @@ pub fn run_lab_with(
     let scratch = tempfile::tempdir().context("cannot make a temporary directory")?;
     let initrd = scratch.path().join("initrd");
     job.write_initrd(lab, &initrd)?;
-    let port = scratch.path().join("ttyS1");
-    let errors = scratch.path().join("stderr");
     if let Some(parent) = log.parent() {
-        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+        std::fs::create_dir_all(parent)
+            .with_context(|| format!("cannot create {}", parent.display()))?;
     }
+    let mut attempt = 1;
+    loop {
+        let mut result = run_once(lab, job, &initrd, scratch.path(), log, on_record)?;
+        result.attempts = attempt;
+        let crashed = result.exit.is_none() && !result.timed_out;
+        if !crashed || attempt == ATTEMPTS {
+            return Ok(result);
+        }
+        // keep the evidence beside the next attempt's log
+        let _ = std::fs::copy(log, log.with_extension(format!("crash{attempt}.log")));
+        attempt += 1;
+    }
+}
+
+fn run_once(
+    lab: &LabImage,
+    job: &LabJob,
+    initrd: &Path,
+    scratch: &Path,
+    log: &Path,
+    on_record: &mut dyn FnMut(&Record),
+) -> Result<LabResult> {
+    let port = scratch.join("ttyS1");
+    let errors = scratch.join("stderr");
     std::fs::write(log, "").with_context(|| format!("cannot write {}", log.display()))?;
 
-    let mut command = command::qemu(lab, job, &initrd, "job", "");
+    let mut command = command::qemu(lab, job, initrd, "job", "");
     for (id, path) in [("console", log), ("port", &port)] {
         let mut chardev = std::ffi::OsString::from(format!("file,id={id},path="));
         chardev.push(command::escaped(path));
-        command.arg("-chardev").arg(chardev).arg("-serial").arg(format!("chardev:{id}"));
+        command
+            .arg("-chardev")
+            .arg(chardev)
+            .arg("-serial")
+            .arg(format!("chardev:{id}"));
     }
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&errors)?);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&errors)?);
     let started = Instant::now();
-    let child = command.spawn().with_context(|| format!("cannot start {}", lab.qemu.display()))?;
+    let child = command
+        .spawn()
+        .with_context(|| format!("cannot start {}", lab.qemu.display()))?;
     let mut child = Killed(child);
     let mut tail = Tail::new(log)?;
     let (status, timed_out) = loop {
@@ -63,10 +103,13 @@ pub fn run_lab_with(
         bail!("QEMU failed to run the lab: {}", errors.trim());
     }
     let console = String::from_utf8_lossy(&std::fs::read(log)?).into_owned();
-    let outcome = Outcome::parse(&String::from_utf8_lossy(&std::fs::read(&port).unwrap_or_default()));
+    let outcome = Outcome::parse(&String::from_utf8_lossy(
+        &std::fs::read(&port).unwrap_or_default(),
+    ));
     Ok(LabResult {
         exit: outcome.exit,
         timed_out,
+        attempts: 1,
         records: console::records(&console),
         files: outcome.files,
         console: log.to_owned(),
@@ -94,8 +137,13 @@ struct Tail {
 
 impl Tail {
     fn new(path: &Path) -> Result<Self> {
-        let file = std::fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(Self { file, read: 0, partial: Vec::new() })
+        let file =
+            std::fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(Self {
+            file,
+            read: 0,
+            partial: Vec::new(),
+        })
     }
 
     fn records(&mut self) -> Result<Vec<Record>> {
@@ -120,7 +168,8 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let mut tail = Tail::new(file.path()).unwrap();
         assert!(tail.records().unwrap().is_empty());
-        file.write_all(b"noise\nWONTON {\"a\":1}\nWONTON {\"b\"").unwrap();
+        file.write_all(b"noise\nWONTON {\"a\":1}\nWONTON {\"b\"")
+            .unwrap();
         assert_eq!(tail.records().unwrap().len(), 1);
         file.write_all(b":2}\n").unwrap();
         let found = tail.records().unwrap();
