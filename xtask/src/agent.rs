@@ -1,0 +1,147 @@
+//! What the lab runs of this program: things busybox has no applet for.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::Subcommand;
+use guest_images::console;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Agent {
+    /// Run a VMM and say when the guest's init ran
+    Boot {
+        /// The VMM and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<String>,
+    },
+    /// A name server on 127.0.0.1:53 that knows a few A records
+    Dns {
+        /// NAME=ADDRESS
+        names: Vec<String>,
+    },
+}
+
+pub(crate) fn run(agent: &Agent) -> Result<ExitCode> {
+    match agent {
+        Agent::Boot { command } => boot(command),
+        Agent::Dns { names } => dns(names),
+    }
+}
+
+/// Passes the console through and adds a record after the one of the guest's init. The time is
+/// taken just before exec, so it covers all of the VMM's own work.
+fn boot(command: &[String]) -> Result<ExitCode> {
+    let started = Instant::now();
+    let mut child = Command::new(&command[0])
+        .args(&command[1..])
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {}", command[0]))?;
+    let mut console = BufReader::new(child.stdout.take().context("no stdout")?);
+    let mut stdout = std::io::stdout().lock();
+    let mut line = Vec::new();
+    while console.read_until(b'\n', &mut line)? > 0 {
+        stdout.write_all(&line)?;
+        let record = console::record(&String::from_utf8_lossy(&line));
+        if record.is_some_and(|record| record.get("event").is_some_and(|e| e == "init")) {
+            let ms = started.elapsed().as_secs_f64() * 1e3;
+            writeln!(
+                stdout,
+                "WONTON {{\"event\":\"boot\",\"exec_to_init_ms\":{ms:.1}}}"
+            )?;
+        }
+        stdout.flush()?;
+        line.clear();
+    }
+    let status = child.wait()?;
+    Ok(ExitCode::from(
+        status
+            .code()
+            .and_then(|code| u8::try_from(code).ok())
+            .unwrap_or(255),
+    ))
+}
+
+fn dns(names: &[String]) -> Result<ExitCode> {
+    let mut known = HashMap::new();
+    for pair in names {
+        let (name, address) = pair
+            .split_once('=')
+            .with_context(|| format!("{pair:?} is not NAME=ADDRESS"))?;
+        known.insert(name.to_ascii_lowercase(), address.parse::<Ipv4Addr>()?);
+    }
+    let socket = UdpSocket::bind("127.0.0.1:53").context("cannot listen on 127.0.0.1:53")?;
+    let mut query = [0; 512];
+    loop {
+        let (length, from) = socket.recv_from(&mut query)?;
+        if let Ok(answer) = answer(&query[..length], &known) {
+            let _ = socket.send_to(&answer, from);
+        }
+    }
+}
+
+/// The answer to a query with one question: the address for A, nothing for other types of a known
+/// name, NXDOMAIN for other names.
+fn answer(query: &[u8], known: &HashMap<String, Ipv4Addr>) -> Result<Vec<u8>> {
+    ensure!(
+        query.len() > 12 && query[2] & 0x80 == 0 && query[4..6] == [0, 1],
+        "not a plain query"
+    );
+    let mut labels = Vec::new();
+    let mut at = 12;
+    loop {
+        let length = usize::from(*query.get(at).context("cut short")?);
+        at += 1;
+        if length == 0 {
+            break;
+        }
+        let label = query.get(at..at + length).context("cut short")?;
+        labels.push(String::from_utf8_lossy(label).to_ascii_lowercase());
+        at += length;
+    }
+    let kind = query.get(at..at + 4).context("cut short")?;
+    let address = known.get(&labels.join("."));
+    let found = address.filter(|_| kind == [0, 1, 0, 1]);
+    let mut reply = query[..at + 4].to_vec();
+    reply[2] = 0x84 | (query[2] & 1);
+    reply[3] = if address.is_some() { 0x80 } else { 0x83 };
+    reply[6..12].copy_from_slice(&[0, u8::from(found.is_some()), 0, 0, 0, 0]);
+    if let Some(address) = found {
+        reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+        reply.extend(address.octets());
+    }
+    Ok(reply)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn query(name: &str, kind: u8) -> Vec<u8> {
+        let mut query = vec![0xab, 0xcd, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        for label in name.split('.') {
+            query.push(u8::try_from(label.len()).unwrap());
+            query.extend(label.bytes());
+        }
+        query.extend([0, 0, kind, 0, 1]);
+        query
+    }
+
+    #[test]
+    fn known_names_are_answered_and_others_refused() {
+        let known = HashMap::from([("smoke.test".to_owned(), Ipv4Addr::new(192, 0, 2, 77))]);
+        let reply = answer(&query("Smoke.TEST", 1), &known).unwrap();
+        assert_eq!(reply[..4], [0xab, 0xcd, 0x85, 0x80]);
+        assert_eq!(reply[6..8], [0, 1]);
+        assert_eq!(reply[reply.len() - 4..], [192, 0, 2, 77]);
+        let reply = answer(&query("smoke.test", 28), &known).unwrap();
+        assert_eq!((reply[3], reply[7]), (0x80, 0));
+        assert_eq!(answer(&query("other.test", 1), &known).unwrap()[3], 0x83);
+        assert!(answer(&[0; 12], &known).is_err());
+        assert!(answer(&query("smoke.test", 1)[..20], &known).is_err());
+    }
+}

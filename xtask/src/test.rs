@@ -1,0 +1,27 @@
+//! `cargo xtask test`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::build;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Passed to `cargo test`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    cargo: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    // the guest stories need the release binary
+    build::wonton()?;
+    let mut command = build::cargo(&["test", "--workspace"]);
+    command.args(&args.cargo);
+    let passed = build::status(&mut command)?.success();
+    Ok(if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
