@@ -118,6 +118,11 @@ impl NetEngine {
         &self.counters
     }
 
+    /// The way back to the driver.
+    pub fn interrupt(&self) -> Arc<dyn Interrupt> {
+        self.interrupt.clone()
+    }
+
     /// True when the driver broke the specification; then nothing happens until the reset.
     pub fn is_broken(&self) -> bool {
         self.broken

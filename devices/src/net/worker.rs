@@ -24,6 +24,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::net::counters::count;
 use crate::net::engine::{NetEngine, Scratch};
+use crate::virtio::Interrupt;
 
 const KICK_RX: Token = Token(0);
 const KICK_TX: Token = Token(1);
@@ -80,8 +81,12 @@ impl Worker {
         let thread = std::thread::Builder::new()
             .name("wonton-net".into())
             .spawn(move || {
-                let mut engine = receiver.recv().ok()?;
-                run(&mut engine, poll, &stopped);
+                let mut engine: NetEngine = receiver.recv().ok()?;
+                let _alarm = Alarm(engine.interrupt());
+                if let Err(error) = run(&mut engine, poll, &stopped) {
+                    tracing::error!(%error, "the network thread cannot wait for events");
+                    engine.interrupt().needs_reset();
+                }
                 // The doorbells had to live for as long as they were watched.
                 drop(kicks);
                 Some(engine)
@@ -104,7 +109,18 @@ impl Worker {
     }
 }
 
-fn run(engine: &mut NetEngine, mut poll: Poll, stop: &AtomicBool) {
+/// Tells the driver when the thread panics: without it the card would only fall silent.
+struct Alarm(Arc<dyn Interrupt>);
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.needs_reset();
+        }
+    }
+}
+
+fn run(engine: &mut NetEngine, mut poll: Poll, stop: &AtomicBool) -> io::Result<()> {
     let mut events = Events::with_capacity(8);
     let mut scratch = Scratch::default();
     let mut backend_due = true;
@@ -117,12 +133,10 @@ fn run(engine: &mut NetEngine, mut poll: Poll, stop: &AtomicBool) {
         if taken > 0 || backend_due || engine.arm_tx() {
             continue;
         }
-        if let Err(error) = sleep(engine, &mut poll, &mut events) {
-            tracing::error!(%error, "the network thread cannot wait for events");
-            return;
-        }
+        sleep(engine, &mut poll, &mut events)?;
         backend_due = true;
     }
+    Ok(())
 }
 
 /// Waits until something happens.
