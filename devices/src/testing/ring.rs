@@ -142,6 +142,12 @@ impl MockRing {
         self.set_avail_idx(self.avail_idx.wrapping_add(1));
     }
 
+    /// The head in entry `slot` of the available ring.
+    pub fn avail_head(&self, slot: u16) -> u16 {
+        let at = self.avail + 4 + 2 * u64::from(slot);
+        self.mem.read_obj(GuestAddress(at)).unwrap()
+    }
+
     /// Moves the available index.
     pub fn set_avail_idx(&mut self, idx: u16) {
         self.avail_idx = idx;

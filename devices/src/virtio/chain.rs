@@ -137,7 +137,7 @@ fn indirect_entries(
     if desc.has_next() {
         return Err("NEXT is set");
     }
-    if desc.len() == 0 || desc.len() % DESC_LEN != 0 {
+    if desc.len() == 0 || !desc.len().is_multiple_of(DESC_LEN) {
         return Err("length is not a multiple of 16");
     }
     match u16::try_from(desc.len() / DESC_LEN) {

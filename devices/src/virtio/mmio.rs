@@ -199,7 +199,7 @@ impl BusDevice for MmioTransport {
         if offset >= CONFIG {
             self.common.read_config(offset - CONFIG, data);
         } else if let Ok(data) = <&mut [u8; 4]>::try_from(data)
-            && offset % 4 == 0
+            && offset.is_multiple_of(4)
         {
             *data = self.read_register(offset).to_le_bytes();
         }
@@ -209,9 +209,12 @@ impl BusDevice for MmioTransport {
         if offset >= CONFIG {
             self.common.write_config(offset - CONFIG, data);
         } else if let Ok(data) = <&[u8; 4]>::try_from(data)
-            && offset % 4 == 0
+            && offset.is_multiple_of(4)
         {
             self.write_register(offset, u32::from_le_bytes(*data));
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
