@@ -2,6 +2,17 @@
 //!
 //! `devices` knows virtio and guest memory. It does not know KVM: interrupts and doorbells reach it
 //! as event descriptors that the VMM wires up.
+//!
+//! ```text
+//!   vCPU exit --Bus--> MmioTransport --DRIVER_OK--> Net::activate
+//!   doorbell (ioeventfd) --> worker --> NetEngine::process_tx --> Backend::transmit
+//!   Backend::receive --> RxBurst --> used ring --> Interrupt (irqfd)
+//! ```
 
 pub mod bus;
+pub mod net;
+pub mod power;
+pub mod serial;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod virtio;

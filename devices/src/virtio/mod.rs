@@ -1,4 +1,15 @@
 //! What every virtio device and every transport agree on.
+//!
+//! A transport ([`mmio`]) shows registers to the driver and drives the state that all transports
+//! share ([`common`]). At DRIVER_OK it hands the queues to the [`VirtioDevice`], which runs them
+//! through [`vring`] and [`chain`] on a thread of its own.
+
+pub mod chain;
+pub mod common;
+pub mod fault;
+pub mod mmio;
+pub mod spec;
+pub mod vring;
 
 use std::sync::Arc;
 

@@ -1,0 +1,242 @@
+//! The network card without its thread: two queues, a backend, and what moves between them.
+//!
+//! Whoever owns an engine decides when to call it: the [worker](super::worker) on notifications
+//! and timers, a test on nothing but its own whim.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use net::nic::{Backend, Link, Stop, TxBurst};
+use vm_memory::{GuestAddressSpace, VolatileSlice};
+
+use crate::net::counters::{Counters, count};
+use crate::net::features::accepted_offloads;
+use crate::net::rx::{RxBurst, RxQueue};
+use crate::net::tx::{MAX_FRAME, TxQueue};
+use crate::virtio::fault::DriverFault;
+use crate::virtio::spec::{F_INDIRECT_DESC, NET_F_MRG_RXBUF};
+use crate::virtio::vring::Vring;
+use crate::virtio::{ActiveQueue, GuestRam, Interrupt};
+
+/// Index of the receive queue.
+pub const RX_QUEUE: u16 = 0;
+/// Index of the transmit queue.
+pub const TX_QUEUE: u16 = 1;
+
+/// Buffers that are reused from burst to burst.
+///
+/// Apart from the engine because they hold addresses of guest memory during a burst, and so do not
+/// move between threads; the engine does.
+#[derive(Debug)]
+pub struct Scratch {
+    tx: TxBurst<'static>,
+    rx: Vec<VolatileSlice<'static>>,
+    sink: Box<[u8]>,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self {
+            tx: TxBurst::default(),
+            rx: Vec::new(),
+            sink: vec![0; MAX_FRAME].into(),
+        }
+    }
+}
+
+/// A running network card.
+pub struct NetEngine {
+    ram: GuestRam,
+    rx: RxQueue,
+    tx: TxQueue,
+    backend: Box<dyn Backend>,
+    interrupt: Arc<dyn Interrupt>,
+    counters: Arc<Counters>,
+    broken: bool,
+}
+
+/// What an engine is made from.
+pub struct NetParts {
+    /// Guest RAM.
+    pub ram: GuestRam,
+    /// Features that the driver accepted.
+    pub features: u64,
+    /// The receive queue.
+    pub rx: ActiveQueue,
+    /// The transmit queue.
+    pub tx: ActiveQueue,
+    /// The way back to the driver.
+    pub interrupt: Arc<dyn Interrupt>,
+    /// Where to count.
+    pub counters: Arc<Counters>,
+    /// The guest's MAC address.
+    pub guest_mac: [u8; 6],
+    /// Largest IP packet on the link.
+    pub mtu: u16,
+}
+
+impl NetEngine {
+    /// Starts the card: `backend` is configured with what the driver accepted.
+    pub fn new(parts: NetParts, mut backend: Box<dyn Backend>) -> Self {
+        let indirect = parts.features & F_INDIRECT_DESC != 0;
+        let mergeable = parts.features & NET_F_MRG_RXBUF != 0;
+        backend.configure(&Link {
+            guest_mac: parts.guest_mac,
+            mtu: parts.mtu,
+            offloads: accepted_offloads(parts.features),
+        });
+        Self {
+            ram: parts.ram,
+            rx: RxQueue::new(Vring::new(parts.rx.queue, indirect), mergeable),
+            tx: TxQueue::new(Vring::new(parts.tx.queue, indirect)),
+            backend,
+            interrupt: parts.interrupt,
+            counters: parts.counters,
+            broken: false,
+        }
+    }
+
+    /// Stops the card. The backend is told of the reset.
+    pub fn into_backend(mut self) -> Box<dyn Backend> {
+        self.backend.reset();
+        self.backend
+    }
+
+    /// Stops the card without a reset: the backend, and the RX and TX queues with their indices.
+    pub fn into_parts(self) -> (Box<dyn Backend>, [virtio_queue::Queue; 2]) {
+        let queues = [self.rx.into_vring(), self.tx.into_vring()];
+        (self.backend, queues.map(Vring::into_queue))
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    /// The counters.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The way back to the driver.
+    pub fn interrupt(&self) -> Arc<dyn Interrupt> {
+        self.interrupt.clone()
+    }
+
+    /// True when the driver broke the specification; then nothing happens until the reset.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Takes one burst of frames from the guest; returns the number of chains that were in it.
+    ///
+    /// Notifications of the queue are off afterwards, until [`Self::arm_tx`].
+    pub fn process_tx(&mut self, scratch: &mut Scratch, now: Instant) -> usize {
+        if self.broken {
+            return 0;
+        }
+        let guard = self.ram.memory();
+        let mut burst = std::mem::take(&mut scratch.tx).recycle();
+        let result = self
+            .tx
+            .process(&guard, &mut burst, &mut *self.backend, &self.counters, now);
+        scratch.tx = burst.recycle();
+        match result {
+            Ok(done) => {
+                if done.signal {
+                    self.signal(TX_QUEUE);
+                }
+                done.chains
+            }
+            Err(fault) => {
+                // Frames before the fault may have been returned.
+                self.signal(TX_QUEUE);
+                self.fail(TX_QUEUE, &fault);
+                0
+            }
+        }
+    }
+
+    /// Lets the backend work once, and deliver frames; true when it wants another turn soon.
+    ///
+    /// When the guest's buffers ran out, the notification of the queue is on afterwards.
+    pub fn process_rx(&mut self, scratch: &mut Scratch, now: Instant) -> bool {
+        if self.broken {
+            return false;
+        }
+        let guard = self.ram.memory();
+        let slices = recycle(std::mem::take(&mut scratch.rx));
+        let sink = VolatileSlice::from(&mut *scratch.sink);
+        let mut ring = RxBurst::new(&mut self.rx, &guard, slices, sink);
+        let stop = self.backend.receive(&mut ring, now);
+        let (result, slices) = ring.publish();
+        scratch.rx = recycle(slices);
+        let done = match result {
+            Ok(done) => done,
+            Err(fault) => {
+                self.signal(RX_QUEUE);
+                self.fail(RX_QUEUE, &fault);
+                return false;
+            }
+        };
+        if done.signal {
+            self.signal(RX_QUEUE);
+        }
+        let counters = &*self.counters;
+        count(&counters.rx_frames, done.frames);
+        count(&counters.rx_bytes, done.bytes);
+        count(&counters.rx_bursts, u64::from(done.frames > 0));
+        count(&counters.rx_undeliverable, done.undeliverable);
+        count(&counters.rx_unfinished, done.unfinished);
+        match stop {
+            Stop::Idle => false,
+            Stop::Yield => true,
+            Stop::NoBuffers => {
+                count(&counters.rx_starved, 1);
+                let more = self.rx.arm(&guard);
+                // A backend that gives up without having asked gets no second turn at once.
+                self.checked(RX_QUEUE, more) && done.starved
+            }
+        }
+    }
+
+    /// Asks the guest to notify its next frame; true when there is one already.
+    pub fn arm_tx(&mut self) -> bool {
+        if self.broken {
+            return false;
+        }
+        let guard = self.ram.memory();
+        let more = self.tx.arm(&guard);
+        self.checked(TX_QUEUE, more)
+    }
+
+    fn checked(&mut self, queue: u16, result: Result<bool, DriverFault>) -> bool {
+        result.unwrap_or_else(|fault| {
+            self.fail(queue, &fault);
+            false
+        })
+    }
+
+    fn signal(&self, queue: u16) {
+        let counter = match queue {
+            RX_QUEUE => &self.counters.rx_interrupts,
+            _ => &self.counters.tx_interrupts,
+        };
+        count(counter, 1);
+        self.interrupt.signal_queue(queue);
+    }
+
+    fn fail(&mut self, queue: u16, fault: &DriverFault) {
+        // Once per reset, because nothing is processed after it.
+        tracing::warn!(queue, %fault, "the network driver broke the virtio specification");
+        count(&self.counters.driver_faults, 1);
+        self.broken = true;
+        self.interrupt.needs_reset();
+    }
+}
+
+/// An empty vector for another borrow of memory, with the allocation of `slices`.
+fn recycle<'n>(mut slices: Vec<VolatileSlice<'_>>) -> Vec<VolatileSlice<'n>> {
+    slices.clear();
+    slices.into_iter().map(|_| unreachable!()).collect()
+}

@@ -1,0 +1,208 @@
+//! The virtio network card (VIRTIO 1.3, 5.1): one receive and one transmit queue, no control
+//! queue, in front of any [`Backend`].
+//!
+//! ```text
+//!   Net (config space, features)
+//!    +- worker: thread, sleeps on doorbells / backend fd / deadline
+//!        +- engine: TxQueue -> Backend::transmit, Backend::receive -> RxBurst
+//! ```
+
+mod counters;
+pub mod engine;
+pub mod features;
+pub mod loopback;
+pub mod null;
+mod rx;
+#[cfg(test)]
+mod tests;
+mod tx;
+mod worker;
+
+use std::io;
+use std::sync::Arc;
+
+use net::nic::Backend;
+
+pub use self::counters::Counters;
+use self::engine::{NetEngine, NetParts, RX_QUEUE, TX_QUEUE};
+pub use self::tx::{MAX_FRAME, TX_BURST};
+use self::worker::Worker;
+use crate::virtio::spec::{ID_NET, NET_S_LINK_UP};
+use crate::virtio::{Activation, VirtioDevice};
+
+/// What can be chosen about a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetConfig {
+    /// The guest's MAC address.
+    pub mac: [u8; 6],
+    /// Largest IP packet on the link, in bytes.
+    pub mtu: u16,
+    /// Largest size of each queue, a power of two.
+    pub queue_size: u16,
+}
+
+impl Default for NetConfig {
+    fn default() -> Self {
+        Self {
+            mac: [0x52, 0x54, 0x00, 0x12, 0x34, 0x56],
+            mtu: 1500,
+            queue_size: 256,
+        }
+    }
+}
+
+/// Why a [`NetConfig`] is refused.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NetConfigError {
+    /// The queue size is not one that a card can have.
+    #[error("queue size {0} is not a power of two from 2 to 1024")]
+    QueueSize(u16),
+    /// The MTU is below what VIRTIO 1.3, 5.1.4.1 allows.
+    #[error("mtu {0} is below 68")]
+    Mtu(u16),
+    /// The MAC address is not one that a card can have.
+    #[error("mac address {0:02x?} is a group address")]
+    Mac([u8; 6]),
+}
+
+/// A network card.
+pub struct Net {
+    config: NetConfig,
+    features: u64,
+    queue_sizes: [u16; 2],
+    counters: Arc<Counters>,
+    // One of the two holds the backend, unless the worker's thread panicked.
+    backend: Option<Box<dyn Backend>>,
+    worker: Option<Worker>,
+}
+
+impl Net {
+    /// A card in front of `backend`.
+    ///
+    /// # Errors
+    /// Fails when a value of `config` is not allowed.
+    pub fn new(config: NetConfig, backend: Box<dyn Backend>) -> Result<Self, NetConfigError> {
+        let size = config.queue_size;
+        if !size.is_power_of_two() || !(2..=1024).contains(&size) {
+            return Err(NetConfigError::QueueSize(size));
+        }
+        if config.mtu < 68 {
+            return Err(NetConfigError::Mtu(config.mtu));
+        }
+        if config.mac[0] & 1 != 0 {
+            return Err(NetConfigError::Mac(config.mac));
+        }
+        Ok(Self {
+            config,
+            features: features::offered_features(backend.offloads()),
+            queue_sizes: [size; 2],
+            counters: Arc::default(),
+            backend: Some(backend),
+            worker: None,
+        })
+    }
+
+    /// Hides features from the driver, for comparisons and for narrowing down a problem.
+    pub fn mask_features(&mut self, hidden: u64) {
+        self.features &= !hidden;
+    }
+
+    /// The counters; they live on across resets.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.counters.clone()
+    }
+
+    /// `struct virtio_net_config` (VIRTIO 1.3, 5.1.4), up to `mtu`.
+    fn config_space(&self) -> [u8; 12] {
+        let mut space = [0; 12];
+        space[..6].copy_from_slice(&self.config.mac);
+        space[6..8].copy_from_slice(&NET_S_LINK_UP.to_le_bytes());
+        space[8..10].copy_from_slice(&1u16.to_le_bytes()); // max_virtqueue_pairs
+        space[10..].copy_from_slice(&self.config.mtu.to_le_bytes());
+        space
+    }
+
+    fn start(&mut self, activation: Activation, backend: Box<dyn Backend>) -> io::Result<()> {
+        let (mut rx, mut tx) = (None, None);
+        for queue in activation.queues {
+            match queue.index {
+                RX_QUEUE => rx = Some(queue),
+                TX_QUEUE => tx = Some(queue),
+                _ => {}
+            }
+        }
+        let (Some(rx), Some(tx)) = (rx, tx) else {
+            self.backend = Some(backend);
+            return Err(io::Error::other("the driver did not enable both queues"));
+        };
+        let kicks = (|| Ok([rx.kick.try_clone()?, tx.kick.try_clone()?]))();
+        let kicks = match kicks {
+            Ok(kicks) => kicks,
+            Err(error) => {
+                self.backend = Some(backend);
+                return Err(error);
+            }
+        };
+        let parts = NetParts {
+            ram: activation.ram,
+            features: activation.features,
+            rx,
+            tx,
+            interrupt: activation.interrupt,
+            counters: self.counters.clone(),
+            guest_mac: self.config.mac,
+            mtu: self.config.mtu,
+        };
+        match Worker::spawn(NetEngine::new(parts, backend), kicks) {
+            Ok(worker) => {
+                self.worker = Some(worker);
+                Ok(())
+            }
+            Err((error, backend)) => {
+                self.backend = Some(backend);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl VirtioDevice for Net {
+    fn device_type(&self) -> u32 {
+        ID_NET
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn device_features(&self) -> u64 {
+        self.features
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let space = self.config_space();
+        for (at, byte) in (offset..).zip(data) {
+            let at = usize::try_from(at).unwrap_or(usize::MAX);
+            *byte = space.get(at).copied().unwrap_or(0);
+        }
+    }
+
+    fn activate(&mut self, activation: Activation) -> io::Result<()> {
+        let Some(backend) = self.backend.take() else {
+            return Err(io::Error::other("the network backend was lost in a panic"));
+        };
+        self.start(activation, backend)
+    }
+
+    fn reset(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            self.backend = worker.stop().map(NetEngine::into_backend);
+        }
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.reset();
+    }
+}

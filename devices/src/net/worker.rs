@@ -1,0 +1,163 @@
+//! The thread of a network card.
+//!
+//! It sleeps on the doorbells, on the backend's descriptor and until the backend's deadline. Awake,
+//! it alternates one burst from the guest with one turn of the backend, so that a flood in one
+//! direction does not starve the other. The guest's TX notifications stay off for as long as there
+//! is something to do: they are asked for on the way to sleep, and the ring is looked at once more
+//! after that, so no frame waits unseen.
+//!
+//! All descriptors are watched edge-triggered. A doorbell is never read: each write to an eventfd
+//! is an edge of its own.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+use net::nic::Backend;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::net::counters::count;
+use crate::net::engine::{NetEngine, Scratch};
+use crate::virtio::Interrupt;
+
+const KICK_RX: Token = Token(0);
+const KICK_TX: Token = Token(1);
+const BACKEND: Token = Token(2);
+const CONTROL: Token = Token(3);
+
+/// A running thread, and the way to stop it.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    thread: JoinHandle<Option<NetEngine>>,
+}
+
+impl Worker {
+    /// Starts a thread for `engine`, woken by the doorbells of the RX and the TX queue.
+    ///
+    /// On failure the backend comes back with the error.
+    pub(crate) fn spawn(
+        engine: NetEngine,
+        kicks: [EventFd; 2],
+    ) -> Result<Self, (io::Error, Box<dyn Backend>)> {
+        match Self::start(&engine, kicks) {
+            Ok((worker, sender)) => match sender.send(engine) {
+                Ok(()) => Ok(worker),
+                Err(mpsc::SendError(engine)) => Err((
+                    io::Error::other("the network thread ended at once"),
+                    engine.into_backend(),
+                )),
+            },
+            Err(error) => Err((error, engine.into_backend())),
+        }
+    }
+
+    /// Starts a thread that waits for its engine.
+    fn start(
+        engine: &NetEngine,
+        kicks: [EventFd; 2],
+    ) -> io::Result<(Self, mpsc::Sender<NetEngine>)> {
+        let poll = Poll::new()?;
+        let watch = |fd: i32, token| {
+            poll.registry()
+                .register(&mut SourceFd(&fd), token, Interest::READABLE)
+        };
+        watch(kicks[0].as_raw_fd(), KICK_RX)?;
+        watch(kicks[1].as_raw_fd(), KICK_TX)?;
+        if let Some(fd) = engine.backend().poll_fd() {
+            watch(fd.as_raw_fd(), BACKEND)?;
+        }
+        let waker = Waker::new(poll.registry(), CONTROL)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let (sender, receiver) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("wonton-net".into())
+            .spawn(move || {
+                let mut engine: NetEngine = receiver.recv().ok()?;
+                let _alarm = Alarm(engine.interrupt());
+                if let Err(error) = run(&mut engine, poll, &stopped) {
+                    tracing::error!(%error, "the network thread cannot wait for events");
+                    engine.interrupt().needs_reset();
+                }
+                // The doorbells had to live for as long as they were watched.
+                drop(kicks);
+                Some(engine)
+            })?;
+        let worker = Self {
+            stop,
+            waker,
+            thread,
+        };
+        Ok((worker, sender))
+    }
+
+    /// Stops the thread and waits for it; `None` when it panicked, and the backend is lost.
+    pub(crate) fn stop(self) -> Option<NetEngine> {
+        self.stop.store(true, Ordering::Release);
+        if let Err(error) = self.waker.wake() {
+            tracing::error!(%error, "cannot wake the network thread");
+        }
+        self.thread.join().ok().flatten()
+    }
+}
+
+/// Tells the driver when the thread panics: without it the card would only fall silent.
+struct Alarm(Arc<dyn Interrupt>);
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.needs_reset();
+        }
+    }
+}
+
+fn run(engine: &mut NetEngine, mut poll: Poll, stop: &AtomicBool) -> io::Result<()> {
+    let mut events = Events::with_capacity(8);
+    let mut scratch = Scratch::default();
+    let mut backend_due = true;
+    while !stop.load(Ordering::Acquire) {
+        let now = Instant::now();
+        let taken = engine.process_tx(&mut scratch, now);
+        if taken > 0 || backend_due {
+            backend_due = engine.process_rx(&mut scratch, now);
+        }
+        if taken > 0 || backend_due || engine.arm_tx() {
+            continue;
+        }
+        sleep(engine, &mut poll, &mut events)?;
+        backend_due = true;
+    }
+    Ok(())
+}
+
+/// Waits until something happens.
+fn sleep(engine: &NetEngine, poll: &mut Poll, events: &mut Events) -> io::Result<()> {
+    let timeout = match engine.backend().deadline() {
+        Some(deadline) if !engine.is_broken() => {
+            Some(deadline.saturating_duration_since(Instant::now()))
+        }
+        _ => None,
+    };
+    count(&engine.counters().sleeps, 1);
+    match poll.poll(events, timeout) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+        result => result?,
+    }
+    for event in events.iter() {
+        match event.token() {
+            KICK_RX => count(&engine.counters().rx_kicks, 1),
+            KICK_TX => count(&engine.counters().tx_kicks, 1),
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,15 @@
+//! Tools for tests: the driver's side of a network card, and a harness for backends.
+//!
+//! A backend's own test is one line, and needs the feature `testing` of this crate:
+//!
+//! ```
+//! # use devices::{net::null::Null as MyBackend, testing::conformance};
+//! conformance::run(|| Box::new(MyBackend));
+//! ```
+
+pub mod conformance;
+mod driver;
+mod ring;
+
+pub use self::driver::{MockDriver, MockInterrupt, Received};
+pub use self::ring::{Buffer, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, MockRing};

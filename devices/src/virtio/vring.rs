@@ -1,0 +1,195 @@
+//! The device's side of one split virtqueue (VIRTIO 1.3, 2.7).
+//!
+//! [`virtio_queue::Queue`] holds the ring's addresses and does the notification arithmetic. This
+//! wrapper adds what a fast network card wants: the available index is cached, used elements are
+//! made visible once per burst (one Release store), and then there is one interrupt decision.
+//!
+//! ```text
+//!   pop .. pop   push_used .. push_used   publish -> interrupt?   enable_notification -> more?
+//! ```
+
+use std::num::Wrapping;
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::virtio::chain::Table;
+use crate::virtio::fault::DriverFault;
+use crate::virtio::spec::AVAIL_F_NO_INTERRUPT;
+
+/// A virtqueue in use.
+#[derive(Debug)]
+pub struct Vring {
+    queue: Queue,
+    indirect: bool,
+    /// `idx` of the available ring when last read; at or ahead of the queue's `next_avail`.
+    avail_seen: u16,
+    /// Used elements that are written but not yet visible to the driver.
+    pending: u16,
+}
+
+impl Vring {
+    /// Takes over `queue`, which is ready; `indirect` tells if INDIRECT_DESC was negotiated.
+    pub fn new(queue: Queue, indirect: bool) -> Self {
+        Self {
+            avail_seen: queue.next_avail(),
+            queue,
+            indirect,
+            pending: 0,
+        }
+    }
+
+    /// Gives the queue back.
+    pub fn into_queue(self) -> Queue {
+        self.queue
+    }
+
+    /// Number of entries.
+    pub fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
+    /// Used elements that await [`Self::publish`].
+    pub fn pending(&self) -> u16 {
+        self.pending
+    }
+
+    /// Position in the available ring of the chain that [`Self::pop`] gives next.
+    pub fn next_avail(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
+    /// The descriptor table.
+    pub fn table(&self) -> Table {
+        Table {
+            addr: GuestAddress(self.queue.desc_table()),
+            size: self.queue.size(),
+            indirect: self.indirect,
+        }
+    }
+
+    /// Takes the next available chain; the number is its first descriptor.
+    ///
+    /// # Errors
+    /// Fails when the driver's index is impossible.
+    pub fn pop(&mut self, mem: &GuestMemoryMmap) -> Result<Option<u16>, DriverFault> {
+        let (next, size) = (self.queue.next_avail(), self.queue.size());
+        if next == self.avail_seen {
+            // Acquire: the entries and descriptors behind the index are read after it.
+            let Wrapping(idx) = self.queue.avail_idx(mem, Ordering::Acquire)?;
+            if idx.wrapping_sub(next) > size {
+                return Err(DriverFault::AvailJump { idx, next, size });
+            }
+            self.avail_seen = idx;
+            if idx == next {
+                return Ok(None);
+            }
+        }
+        let entry = self.queue.avail_ring() + 4 + 2 * u64::from(next % size);
+        let index = u16::from_le(mem.load(GuestAddress(entry), Ordering::Relaxed)?);
+        if index >= size {
+            return Err(DriverFault::Index { index, size });
+        }
+        self.queue.set_next_avail(next.wrapping_add(1));
+        Ok(Some(index))
+    }
+
+    /// Makes the chain popped last available again.
+    pub fn unpop(&mut self) {
+        let next = self.queue.next_avail().wrapping_sub(1);
+        self.queue.set_next_avail(next);
+    }
+
+    /// Returns a chain with `len` bytes written. The driver does not see it before
+    /// [`Self::publish`].
+    ///
+    /// # Errors
+    /// Fails when the ring is not in guest memory.
+    pub fn push_used(
+        &mut self,
+        mem: &GuestMemoryMmap,
+        head: u16,
+        len: u32,
+    ) -> Result<(), DriverFault> {
+        let slot = self.queue.next_used().wrapping_add(self.pending) % self.queue.size();
+        let entry = self.queue.used_ring() + 4 + 8 * u64::from(slot);
+        // `struct virtq_used_elem`: two little-endian words, `id` and `len`.
+        let elem = u64::from(head) | (u64::from(len) << 32);
+        mem.write_obj(elem.to_le(), GuestAddress(entry))?;
+        self.pending = self.pending.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Shows all returned chains to the driver; true when it wants an interrupt for them.
+    ///
+    /// # Errors
+    /// Fails when the ring is not in guest memory.
+    pub fn publish(&mut self, mem: &GuestMemoryMmap) -> Result<bool, DriverFault> {
+        if self.pending == 0 {
+            return Ok(false);
+        }
+        let old = self.queue.next_used();
+        let new = old.wrapping_add(self.pending);
+        self.pending = 0;
+        self.queue.set_next_used(new);
+        let idx = GuestAddress(self.queue.used_ring() + 2);
+        // Release: buffers and used elements are visible before the index is.
+        mem.store(new.to_le(), idx, Ordering::Release)?;
+        // The index must be visible before we read what the driver wants: it does the same two
+        // steps in the opposite order, so at least one of us sees the other (VIRTIO 1.3, 2.7.7.2).
+        fence(Ordering::SeqCst);
+        if self.queue.event_idx_enabled() {
+            let at = self.queue.avail_ring() + 4 + 2 * u64::from(self.queue.size());
+            let used_event = u16::from_le(mem.load(GuestAddress(at), Ordering::Relaxed)?);
+            Ok(event_passed(used_event, old, new))
+        } else {
+            let flags = GuestAddress(self.queue.avail_ring());
+            let flags = u16::from_le(mem.load(flags, Ordering::Relaxed)?);
+            Ok(flags & AVAIL_F_NO_INTERRUPT == 0)
+        }
+    }
+
+    /// Asks the driver to notify us of new buffers; true when some came in before it could know.
+    ///
+    /// # Errors
+    /// Fails when the ring is not in guest memory.
+    pub fn enable_notification(&mut self, mem: &GuestMemoryMmap) -> Result<bool, DriverFault> {
+        Ok(self.queue.enable_notification(mem)?)
+    }
+
+    /// Asks the driver not to notify us.
+    ///
+    /// # Errors
+    /// Fails when the ring is not in guest memory.
+    pub fn disable_notification(&mut self, mem: &GuestMemoryMmap) -> Result<(), DriverFault> {
+        Ok(self.queue.disable_notification(mem)?)
+    }
+}
+
+/// True when an index moving from `old` to `new` passed `event` (VIRTIO 1.3, 2.7.7.1).
+fn event_passed(event: u16, old: u16, new: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::event_passed;
+
+    #[test]
+    fn events_are_found_across_the_wrap() {
+        for (event, old, new, passed) in [
+            (0, 0, 1, true),
+            (1, 0, 1, false),
+            (4, 0, 5, true),
+            (5, 0, 5, false),
+            (0xffff, 0, 5, false),
+            (0xffff, 0xfffe, 2, true),
+            (0, 0xfffe, 2, true),
+            (2, 0xfffe, 2, false),
+            (0xfffd, 0xfffe, 2, false),
+        ] {
+            assert_eq!(event_passed(event, old, new), passed, "{event} {old} {new}");
+        }
+    }
+}
