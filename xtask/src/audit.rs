@@ -63,10 +63,7 @@ fn rust_files(root: &Path) -> Result<Vec<PathBuf>> {
 
 /// Counts `unsafe` before a block, `fn`, `impl`, `trait` or `extern`, outside comments and strings.
 fn count(text: &str) -> usize {
-    text.lines()
-        .map(|line| strip(line))
-        .map(|line| count_line(&line))
-        .sum()
+    text.lines().map(strip).map(|line| count_line(&line)).sum()
 }
 
 /// The line without its comment and string contents.
