@@ -105,4 +105,9 @@ mod tests {
         assert_eq!(count("#![expect(unsafe_code, reason = \"x\")]"), 0);
         assert_eq!(count("let s = \"\\\"\"; unsafe { f() }"), 1);
     }
+
+    #[test]
+    fn this_file_has_none() {
+        assert_eq!(count(include_str!("audit.rs")), 0);
+    }
 }
