@@ -114,13 +114,7 @@ impl Apt {
                 "Debian {} cannot be reached; using the packages fetched earlier",
                 self.suite
             ));
-            // do not try the network again for each further package of this run
-            let now = now();
-            for name in &stale {
-                if let Some(package) = self.resolved.get_mut(*name) {
-                    package.resolved_at = now;
-                }
-            }
+            self.postpone();
         }
         names
             .iter()
@@ -168,6 +162,24 @@ impl Apt {
         self.is_there(name) && self.resolved[name].resolved_at >= limit
     }
 
+    /// Takes everything that is there as current for another hour, so that each use of a machine
+    /// without network does not wait for the next failure.
+    fn postpone(&mut self) {
+        let hour = Duration::from_secs(3600);
+        let almost_stale = now().saturating_sub((FRESH - hour).as_secs());
+        for package in self.resolved.values_mut() {
+            package.resolved_at = package.resolved_at.max(almost_stale);
+        }
+        // a cache that cannot be written costs the wait again, nothing else
+        let _ = self.save();
+    }
+
+    fn save(&self) -> Result<()> {
+        let path = self.dir.join("resolved.json");
+        let json = serde_json::to_vec_pretty(&self.resolved)?;
+        std::fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))
+    }
+
     fn resolve(&mut self, names: &[&str]) -> Result<()> {
         self.update()?;
         let mut missing = Vec::new();
@@ -185,9 +197,7 @@ impl Apt {
             self.resolved.insert((*name).to_owned(), package);
         }
         self.download(&missing)?;
-        let json = serde_json::to_vec_pretty(&self.resolved)?;
-        std::fs::write(self.dir.join("resolved.json"), json)?;
-        Ok(())
+        self.save()
     }
 
     fn download(&self, packages: &[Package]) -> Result<()> {
@@ -290,6 +300,8 @@ fn apt_options(dir: &Path) -> Vec<String> {
         "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false".to_owned(),
         "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
         "Acquire::Retries=2".to_owned(),
+        "Acquire::http::Timeout=20".to_owned(),
+        "Acquire::https::Timeout=20".to_owned(),
     ]
     .into_iter()
     .map(|option| format!("-o{option}"))

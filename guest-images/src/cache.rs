@@ -5,9 +5,37 @@
 //! half-made entry is never seen. Older entries of the same name are removed.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
+
+/// Directories of runs in progress begin with this.
+pub const RUN_PREFIX: &str = ".run-";
+const MAKING_PREFIX: &str = ".making-";
+/// No run and no recipe takes this long.
+const ABANDONED: Duration = Duration::from_secs(24 * 3600);
+
+/// Removes what interrupted runs and recipes left in `root` more than a day ago.
+pub fn sweep(root: &Path) {
+    let Ok(entries) = std::fs::read_dir(root) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let age = entry
+            .metadata()
+            .and_then(|m| m.modified())
+            .ok()
+            .and_then(|t| t.elapsed().ok());
+        if (name.starts_with(RUN_PREFIX) || name.starts_with(MAKING_PREFIX))
+            && age.is_some_and(|age| age > ABANDONED)
+        {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
 
 /// Collects what a cache entry depends on.
 #[derive(Clone, Debug)]
@@ -53,7 +81,7 @@ pub fn entry(
     }
     std::fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
     let scratch = tempfile::Builder::new()
-        .prefix(".making-")
+        .prefix(MAKING_PREFIX)
         .tempdir_in(root)?;
     fill(scratch.path()).with_context(|| format!("cannot make {name}"))?;
     for old in std::fs::read_dir(root)?.flatten() {

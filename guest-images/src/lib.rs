@@ -57,6 +57,7 @@ impl Images {
         std::fs::create_dir_all(root)
             .with_context(|| format!("cannot create {}", root.display()))?;
         let root = root.canonicalize()?;
+        cache::sweep(&root);
         let own_suite = sources::own_codename()?;
         let source = DebianSource::of_this_machine(&own_suite)?;
         Ok(Self {

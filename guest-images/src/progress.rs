@@ -41,16 +41,16 @@ impl Progress {
     /// Names the step that starts now.
     pub fn step(&self, what: &str) {
         let bar = &self.bar.0;
+        if bar.is_finished() {
+            bar.reset();
+        }
         bar.set_message(what.to_owned());
         bar.enable_steady_tick(Duration::from_millis(100));
     }
 
     /// Takes the spinner off the terminal until the next step.
     pub fn clear(&self) {
-        let bar = &self.bar.0;
-        bar.disable_steady_tick();
-        bar.set_message("");
-        bar.reset();
+        self.bar.0.finish_and_clear();
     }
 
     /// Says one line to the user, terminal or not.

@@ -7,41 +7,37 @@ use anyhow::Result;
 use crate::{audit, build};
 
 pub(crate) fn run() -> Result<ExitCode> {
-    let steps: [(&str, &[&str], Option<(&str, &str)>); 3] = [
-        ("format", &["fmt", "--all", "--check"], None),
-        (
-            "clippy",
-            &[
-                "clippy",
-                "--quiet",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ],
-            None,
-        ),
-        (
-            "doc",
-            &[
-                "doc",
-                "--quiet",
-                "--workspace",
-                "--no-deps",
-                "--document-private-items",
-            ],
-            Some(("RUSTDOCFLAGS", "-D warnings")),
-        ),
-    ];
     let mut failed = Vec::new();
-    for (name, arguments, variable) in steps {
+    let mut step = |name: &'static str, arguments: &[&str]| -> Result<()> {
         let mut command = build::cargo(arguments);
-        command.envs(variable);
-        if !build::status(&mut command)?.success() {
+        if !build::status(command.env("RUSTDOCFLAGS", "-D warnings"))?.success() {
             failed.push(name);
         }
-    }
+        Ok(())
+    };
+    step("format", &["fmt", "--all", "--check"])?;
+    step(
+        "clippy",
+        &[
+            "clippy",
+            "--quiet",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ],
+    )?;
+    step(
+        "doc",
+        &[
+            "doc",
+            "--quiet",
+            "--workspace",
+            "--no-deps",
+            "--document-private-items",
+        ],
+    )?;
     if !audit::run(&build::workspace())? {
         failed.push("unsafe audit");
     }

@@ -15,7 +15,8 @@ pub(crate) struct Args {
     /// Which of the stock kernels to boot: 6.1 or 6.12
     #[arg(long, default_value = "6.12")]
     guest: Kernel,
-    /// A kernel of your own instead: bzImage or ELF
+    /// A kernel of your own instead: bzImage or ELF (without --initrd it gets the guest's initramfs,
+    /// whose virtio modules fit the guest's kernel only)
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
     /// An initramfs of your own instead

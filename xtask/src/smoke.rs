@@ -146,6 +146,12 @@ fn report(args: &Args, checks: &[Check], result: &LabResult, took: Duration) -> 
         table.add_row([&check.kernel, &check.check, mark, &check.value]);
     }
     println!("{table}");
+    if result.attempts > 1 {
+        println!(
+            "smoke: the emulated lab itself crashed {} times before this run",
+            result.attempts - 1
+        );
+    }
     let failed = checks.iter().filter(|c| !c.ok).count();
     let ok = failed == 0 && result.exit == Some(0);
     let json = serde_json::json!({

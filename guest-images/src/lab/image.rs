@@ -51,9 +51,20 @@ pub struct LabImage {
     pub peer: PathBuf,
     /// The guests inside, as they are on this machine.
     pub guests: Vec<GuestImage>,
+    /// Where runs keep their temporary files, which are large.
+    pub(super) scratch: PathBuf,
 }
 
 impl LabImage {
+    /// A directory for one run. `/tmp` may be in memory, and a run that is interrupted leaves its
+    /// directory behind; [`cache::sweep`] finds it here.
+    pub(super) fn run_dir(&self) -> Result<tempfile::TempDir> {
+        tempfile::Builder::new()
+            .prefix(cache::RUN_PREFIX)
+            .tempdir_in(&self.scratch)
+            .with_context(|| format!("cannot make a directory in {}", self.scratch.display()))
+    }
+
     /// The guest image for `kernel`; inside the lab it is `/images/NAME/{bzImage,initrd}`.
     pub fn guest(&self, kernel: Kernel) -> Option<&GuestImage> {
         self.guests
@@ -72,6 +83,7 @@ pub(crate) fn build(images: &Images) -> Result<LabImage> {
     Ok(LabImage {
         initrd: base(images, &kernel, &guests)?,
         peer: peer(images, &qemu, &guests)?,
+        scratch: images.root().to_owned(),
         qemu,
         kernel,
         guests,

@@ -17,7 +17,7 @@ const ATTEMPTS: u32 = 3;
 /// Runs `job` with this terminal as the lab's console; every key, Ctrl-C too, goes to it. Returns
 /// the script's exit code.
 pub fn run_interactive(lab: &LabImage, job: &LabJob) -> Result<i32> {
-    let scratch = tempfile::tempdir().context("cannot make a temporary directory")?;
+    let scratch = lab.run_dir()?;
     let initrd = scratch.path().join("initrd");
     job.write_initrd(lab, &initrd)?;
     let port = scratch.path().join("ttyS1");

@@ -33,7 +33,7 @@ pub fn run_lab_with(
     log: &Path,
     on_record: &mut dyn FnMut(&Record),
 ) -> Result<LabResult> {
-    let scratch = tempfile::tempdir().context("cannot make a temporary directory")?;
+    let scratch = lab.run_dir()?;
     let initrd = scratch.path().join("initrd");
     job.write_initrd(lab, &initrd)?;
     if let Some(parent) = log.parent() {
