@@ -9,7 +9,7 @@ use crate::host;
 use super::image::LabImage;
 use super::job::LabJob;
 
-/// QEMU, with the console still to be added by [`console`](Self).
+/// QEMU, with the serial ports still to be added by the caller.
 ///
 /// QEMU dies with the thread that starts it, even if that is killed (`setpriv` of util-linux asks
 /// the kernel for that).
