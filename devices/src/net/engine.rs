@@ -1,6 +1,6 @@
 //! The network card without its thread: two queues, a backend, and what moves between them.
 //!
-//! Whoever owns an engine decides when to call it: the [worker](super::worker) on notifications
+//! Whoever owns an engine decides when to call it: the worker on notifications
 //! and timers, a test on nothing but its own whim.
 
 use std::sync::Arc;

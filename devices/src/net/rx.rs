@@ -21,7 +21,7 @@ use vm_memory::{GuestMemoryMmap, VolatileSlice};
 use crate::virtio::chain::Access;
 use crate::virtio::fault::DriverFault;
 use crate::virtio::spec::NET_HDR_LEN;
-use crate::virtio::vring::Vring;
+use crate::virtio::vring::{RingView, Vring};
 
 /// A chain that is popped and not used.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +105,7 @@ impl RxQueue {
 /// The receive queue during one burst.
 pub(crate) struct RxBurst<'q, 'm> {
     queue: &'q mut RxQueue,
-    mem: &'m GuestMemoryMmap,
+    view: RingView<'m>,
     /// Buffers of the reserved frames, oldest first. Emptied when none is left.
     slices: Vec<VolatileSlice<'m>>,
     /// Where frames go that no buffer of the guest can hold.
@@ -123,8 +123,8 @@ impl<'q, 'm> RxBurst<'q, 'm> {
         sink: VolatileSlice<'m>,
     ) -> Self {
         let mut burst = Self {
+            view: queue.vring.view(mem),
             queue,
-            mem,
             slices,
             sink,
             done: RxDone::default(),
@@ -146,7 +146,7 @@ impl<'q, 'm> RxBurst<'q, 'm> {
         self.done.unfinished = self.queue.frames.len() as u64;
         self.unreserve();
         // Also after a fault: frames that are complete are the guest's.
-        let published = self.queue.vring.publish(self.mem);
+        let published = self.queue.vring.publish(&self.view);
         let result = match self.fault {
             Some(fault) => Err(fault),
             None => published.map(|signal| RxDone {
@@ -172,7 +172,7 @@ impl<'q, 'm> RxBurst<'q, 'm> {
             return Ok(None);
         }
         let position = vring.next_avail();
-        Ok(vring.pop(self.mem)?.map(|head| Chain {
+        Ok(vring.pop(&self.view)?.map(|head| Chain {
             position,
             head,
             room: 0,
@@ -181,8 +181,8 @@ impl<'q, 'm> RxBurst<'q, 'm> {
 
     /// Adds the buffers of `chain` to `slices`, with the first `hdr_left` bytes kept apart.
     fn map(&mut self, mut chain: Chain, hdr_left: &mut usize) -> Result<Chain, DriverFault> {
-        let (table, slices) = (self.queue.vring.table(), &mut self.slices);
-        chain.room = table.walk(self.mem, chain.head, Access::Writable, |slice| {
+        let (table, slices) = (self.queue.vring.table(&self.view), &mut self.slices);
+        chain.room = table.walk(chain.head, Access::Writable, |slice| {
             let n = slice.len().min(*hdr_left);
             *hdr_left -= n;
             // Neither can fail: `n` is at most the slice's length.
@@ -321,7 +321,7 @@ impl<'q, 'm> RxBurst<'q, 'm> {
             left -= n;
             num_buffers += 1;
             let written = u32::try_from(n).unwrap_or(u32::MAX);
-            queue.vring.push_used(self.mem, chain.head, written)?;
+            queue.vring.push_used(&self.view, chain.head, written)?;
         }
         let mut raw = [0; NET_HDR_LEN];
         raw[..VnetHdr::LEN].copy_from_slice(&hdr.encode());

@@ -12,7 +12,7 @@ use crate::net::counters::{Counters, count};
 use crate::virtio::chain::Access;
 use crate::virtio::fault::DriverFault;
 use crate::virtio::spec::NET_HDR_LEN;
-use crate::virtio::vring::Vring;
+use crate::virtio::vring::{RingView, Vring};
 
 /// Frames in a burst. With GSO that is up to 4 MiB, so the receive side waits no longer for it.
 pub const TX_BURST: u16 = 64;
@@ -61,10 +61,11 @@ impl TxQueue {
             self.vring.disable_notification(mem)?;
             self.armed = false;
         }
+        let view = self.vring.view(mem);
         let (mut done, mut bytes, mut oversized) = (TxDone::default(), 0, 0);
         let mut fault = None;
         while self.vring.pending() < TX_BURST.min(self.vring.size()) {
-            let head = match self.vring.pop(mem) {
+            let head = match self.vring.pop(&view) {
                 Ok(Some(head)) => head,
                 Ok(None) => break,
                 Err(error) => {
@@ -73,7 +74,7 @@ impl TxQueue {
                 }
             };
             done.chains += 1;
-            match self.read_frame(mem, head, burst) {
+            match self.read_frame(&view, head, burst) {
                 Ok((hdr, len)) if len <= MAX_FRAME => {
                     burst.end_frame(hdr);
                     bytes += len;
@@ -89,7 +90,7 @@ impl TxQueue {
                 }
             }
             // The device wrote nothing into the chain.
-            self.vring.push_used(mem, head, 0)?;
+            self.vring.push_used(&view, head, 0)?;
         }
         if !burst.is_empty() {
             backend.transmit(burst, now);
@@ -98,7 +99,7 @@ impl TxQueue {
             count(&counters.tx_bursts, 1);
         }
         count(&counters.tx_oversized, oversized);
-        done.signal = self.vring.publish(mem)?;
+        done.signal = self.vring.publish(&view)?;
         match fault {
             Some(fault) => Err(fault),
             None => Ok(done),
@@ -108,7 +109,7 @@ impl TxQueue {
     /// Puts the frame at `head` into `burst`; its header may be spread over several descriptors.
     fn read_frame<'m>(
         &self,
-        mem: &'m GuestMemoryMmap,
+        view: &RingView<'m>,
         head: u16,
         burst: &mut TxBurst<'m>,
     ) -> Result<(VnetHdr, usize), DriverFault> {
@@ -116,8 +117,8 @@ impl TxQueue {
         let mut have = 0;
         let total = self
             .vring
-            .table()
-            .walk(mem, head, Access::Readable, |slice| {
+            .table(view)
+            .walk(head, Access::Readable, |slice| {
                 let n = slice.len().min(NET_HDR_LEN - have);
                 if n > 0 {
                     slice.copy_to(&mut raw[have..have + n]);

@@ -9,11 +9,10 @@
 use std::fmt;
 
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{
-    Address, Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice,
-};
+use vm_memory::{Address, GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice};
 
 use crate::virtio::fault::DriverFault;
+use crate::virtio::window::{Window, slice_in_region};
 
 /// Most descriptors in an indirect table: what one `readv` or `writev` takes (`UIO_MAXIOV`).
 ///
@@ -21,7 +20,7 @@ use crate::virtio::fault::DriverFault;
 /// tables on small queues, so neither do we.
 pub const MAX_INDIRECT: u16 = 1024;
 
-const DESC_LEN: u32 = 16;
+const DESC_LEN: usize = 16;
 
 /// What the device does with the buffers of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,16 +42,18 @@ impl fmt::Display for Access {
 
 /// A descriptor table of a queue, and how to read it.
 #[derive(Clone, Copy, Debug)]
-pub struct Table {
-    /// Where the table starts.
-    pub addr: GuestAddress,
+pub struct Table<'m> {
+    /// Guest memory, for what the descriptors point to.
+    pub mem: &'m GuestMemoryMmap,
+    /// The table's own memory.
+    pub window: Window<'m>,
     /// Number of descriptors.
     pub size: u16,
     /// INDIRECT_DESC was negotiated.
     pub indirect: bool,
 }
 
-impl Table {
+impl<'m> Table<'m> {
     /// Hands each buffer of the chain at `head` to `each`, in order; returns their total length.
     ///
     /// A buffer that crosses from one memory region into the next comes as two slices. Empty
@@ -60,15 +61,15 @@ impl Table {
     ///
     /// # Errors
     /// Fails at the first descriptor that breaks the specification; `each` may have been called.
-    pub fn walk<'m>(
+    pub fn walk(
         self,
-        mem: &'m GuestMemoryMmap,
         head: u16,
         access: Access,
         mut each: impl FnMut(VolatileSlice<'m>),
     ) -> Result<usize, DriverFault> {
         let Self {
-            mut addr,
+            mem,
+            mut window,
             mut size,
             indirect,
         } = self;
@@ -84,16 +85,14 @@ impl Table {
             if seen == size {
                 return Err(DriverFault::Loop { head, limit: size });
             }
-            let at = addr
-                .checked_add(u64::from(index) * u64::from(DESC_LEN))
-                .ok_or(DriverFault::Index { index, size })?;
-            let desc: Descriptor = mem.read_obj(at)?;
+            let desc: Descriptor = window.read(usize::from(index) * DESC_LEN)?;
             seen += 1;
 
             if desc.refers_to_indirect_table() {
                 let entries = indirect_entries(&desc, indirect, nested)
                     .map_err(|why| DriverFault::Indirect { index, why })?;
-                (addr, size) = (desc.addr(), entries);
+                window = Window::new(mem, desc.addr(), usize::from(entries) * DESC_LEN);
+                size = entries;
                 (index, seen, nested) = (0, 0, true);
                 continue;
             }
@@ -109,8 +108,13 @@ impl Table {
                     len: desc.len(),
                 };
                 let len = usize::try_from(desc.len()).map_err(|_| outside())?;
-                for slice in mem.get_slices(desc.addr(), len, permissions)? {
-                    each(slice.map_err(|_| outside())?);
+                match slice_in_region(mem, desc.addr(), len) {
+                    Some(slice) => each(slice),
+                    None => {
+                        for slice in mem.get_slices(desc.addr(), len, permissions)? {
+                            each(slice.map_err(|_| outside())?);
+                        }
+                    }
                 }
                 total = total.saturating_add(len);
             }
@@ -137,10 +141,10 @@ fn indirect_entries(
     if desc.has_next() {
         return Err("NEXT is set");
     }
-    if desc.len() == 0 || !desc.len().is_multiple_of(DESC_LEN) {
+    if desc.len() == 0 || !desc.len().is_multiple_of(DESC_LEN as u32) {
         return Err("length is not a multiple of 16");
     }
-    match u16::try_from(desc.len() / DESC_LEN) {
+    match u16::try_from(desc.len() / DESC_LEN as u32) {
         Ok(entries) if entries <= MAX_INDIRECT => Ok(entries),
         _ => Err("more than 1024 entries"),
     }

@@ -1,5 +1,5 @@
 //! The part of a virtio transport that does not depend on the bus: device status, feature
-//! selection and queue set-up (VIRTIO 1.3, 2.1, 2.2, 3.1 and 4.x.*common configuration*).
+//! selection and queue set-up (VIRTIO 1.3, 2.1, 2.2 and 3.1).
 //!
 //! A transport translates its registers to the methods here. Writes that the specification does
 //! not allow in the present state are ignored: a driver that makes them reads back that nothing

@@ -10,6 +10,7 @@ pub mod fault;
 pub mod mmio;
 pub mod spec;
 pub mod vring;
+pub mod window;
 
 use std::sync::Arc;
 

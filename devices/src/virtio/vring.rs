@@ -8,15 +8,25 @@
 //!   pop .. pop   push_used .. push_used   publish -> interrupt?   enable_notification -> more?
 //! ```
 
-use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use crate::virtio::chain::Table;
 use crate::virtio::fault::DriverFault;
 use crate::virtio::spec::AVAIL_F_NO_INTERRUPT;
+use crate::virtio::window::Window;
+
+/// The memory of a virtqueue, looked up for one burst.
+#[derive(Clone, Copy, Debug)]
+pub struct RingView<'m> {
+    /// Guest memory.
+    pub mem: &'m GuestMemoryMmap,
+    desc: Window<'m>,
+    avail: Window<'m>,
+    used: Window<'m>,
+}
 
 /// A virtqueue in use.
 #[derive(Debug)]
@@ -60,10 +70,24 @@ impl Vring {
         self.queue.next_avail()
     }
 
+    /// Looks up the ring in `mem`.
+    pub fn view<'m>(&self, mem: &'m GuestMemoryMmap) -> RingView<'m> {
+        let (queue, size) = (&self.queue, usize::from(self.queue.size()));
+        let window = |addr, len| Window::new(mem, GuestAddress(addr), len);
+        RingView {
+            mem,
+            desc: window(queue.desc_table(), 16 * size),
+            // Both end with an event index.
+            avail: window(queue.avail_ring(), 2 * size + 6),
+            used: window(queue.used_ring(), 8 * size + 6),
+        }
+    }
+
     /// The descriptor table.
-    pub fn table(&self) -> Table {
+    pub fn table<'m>(&self, view: &RingView<'m>) -> Table<'m> {
         Table {
-            addr: GuestAddress(self.queue.desc_table()),
+            mem: view.mem,
+            window: view.desc,
             size: self.queue.size(),
             indirect: self.indirect,
         }
@@ -73,11 +97,11 @@ impl Vring {
     ///
     /// # Errors
     /// Fails when the driver's index is impossible.
-    pub fn pop(&mut self, mem: &GuestMemoryMmap) -> Result<Option<u16>, DriverFault> {
+    pub fn pop(&mut self, view: &RingView<'_>) -> Result<Option<u16>, DriverFault> {
         let (next, size) = (self.queue.next_avail(), self.queue.size());
         if next == self.avail_seen {
             // Acquire: the entries and descriptors behind the index are read after it.
-            let Wrapping(idx) = self.queue.avail_idx(mem, Ordering::Acquire)?;
+            let idx = view.avail.load(2, Ordering::Acquire)?;
             if idx.wrapping_sub(next) > size {
                 return Err(DriverFault::AvailJump { idx, next, size });
             }
@@ -86,8 +110,8 @@ impl Vring {
                 return Ok(None);
             }
         }
-        let entry = self.queue.avail_ring() + 4 + 2 * u64::from(next % size);
-        let index = u16::from_le(mem.load(GuestAddress(entry), Ordering::Relaxed)?);
+        let entry = 4 + 2 * usize::from(next % size);
+        let index = view.avail.load(entry, Ordering::Relaxed)?;
         if index >= size {
             return Err(DriverFault::Index { index, size });
         }
@@ -108,15 +132,15 @@ impl Vring {
     /// Fails when the ring is not in guest memory.
     pub fn push_used(
         &mut self,
-        mem: &GuestMemoryMmap,
+        view: &RingView<'_>,
         head: u16,
         len: u32,
     ) -> Result<(), DriverFault> {
         let slot = self.queue.next_used().wrapping_add(self.pending) % self.queue.size();
-        let entry = self.queue.used_ring() + 4 + 8 * u64::from(slot);
+        let entry = 4 + 8 * usize::from(slot);
         // `struct virtq_used_elem`: two little-endian words, `id` and `len`.
         let elem = u64::from(head) | (u64::from(len) << 32);
-        mem.write_obj(elem.to_le(), GuestAddress(entry))?;
+        view.used.write(entry, elem.to_le())?;
         self.pending = self.pending.wrapping_add(1);
         Ok(())
     }
@@ -125,7 +149,7 @@ impl Vring {
     ///
     /// # Errors
     /// Fails when the ring is not in guest memory.
-    pub fn publish(&mut self, mem: &GuestMemoryMmap) -> Result<bool, DriverFault> {
+    pub fn publish(&mut self, view: &RingView<'_>) -> Result<bool, DriverFault> {
         if self.pending == 0 {
             return Ok(false);
         }
@@ -133,19 +157,17 @@ impl Vring {
         let new = old.wrapping_add(self.pending);
         self.pending = 0;
         self.queue.set_next_used(new);
-        let idx = GuestAddress(self.queue.used_ring() + 2);
         // Release: buffers and used elements are visible before the index is.
-        mem.store(new.to_le(), idx, Ordering::Release)?;
+        view.used.store(2, new, Ordering::Release)?;
         // The index must be visible before we read what the driver wants: it does the same two
         // steps in the opposite order, so at least one of us sees the other (VIRTIO 1.3, 2.7.7.2).
         fence(Ordering::SeqCst);
         if self.queue.event_idx_enabled() {
-            let at = self.queue.avail_ring() + 4 + 2 * u64::from(self.queue.size());
-            let used_event = u16::from_le(mem.load(GuestAddress(at), Ordering::Relaxed)?);
+            let at = 4 + 2 * usize::from(self.queue.size());
+            let used_event = view.avail.load(at, Ordering::Relaxed)?;
             Ok(event_passed(used_event, old, new))
         } else {
-            let flags = GuestAddress(self.queue.avail_ring());
-            let flags = u16::from_le(mem.load(flags, Ordering::Relaxed)?);
+            let flags = view.avail.load(0, Ordering::Relaxed)?;
             Ok(flags & AVAIL_F_NO_INTERRUPT == 0)
         }
     }
