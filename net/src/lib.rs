@@ -4,10 +4,16 @@
 //! addresses: frames reach it, and leave it, through the seam in [`nic`].
 #![deny(unsafe_code)]
 
+pub mod arp;
 pub mod checksum;
+pub mod config;
+pub mod drops;
 pub mod flow;
 pub mod host;
+pub mod icmp;
 pub mod nic;
+pub mod outbox;
+pub mod policy;
 pub mod tcp;
 #[cfg(test)]
 mod testkit;

@@ -1,6 +1,7 @@
 //! Everything that touches the host: real sockets behind the traits of the protocol modules.
 
 mod os;
+mod ping;
 mod send;
 mod tcp;
 

@@ -20,6 +20,9 @@ use crate::tcp::socket::TcpHost;
 /// Events taken from the kernel per call.
 const EVENTS: usize = 256;
 
+/// Kind of [`Subject::Other`]: a ping socket.
+pub(crate) const PING: u8 = 0;
+
 /// What a readiness event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {

@@ -27,3 +27,29 @@ use crate::tcp::wire::{ETHERNET, Macs, parse};
 
 /// Longest headers that are looked at: Ethernet, IPv4 and TCP, both with all options.
 const HEAD: usize = 14 + 60 + 60;
+
+/// The stack of one guest.
+pub struct Stack {
+    config: Config,
+    rx: RxPath,
+    link: Link,
+    host: OsHost,
+    events: Vec<(Subject, Readiness)>,
+    tcp: Flows<OsHost>,
+    run: Option<Run<'static>>,
+    forwards: Vec<SocketAddr>,
+    drops: Drops,
+}
+
+impl Stack {
+    /// A stack with host sockets of its own. Opens the forwards of `config`.
+    ///
+    /// # Errors
+    /// Fails when a forward's address cannot be bound, or the host has no epoll instance to give.
+    pub fn new(config: Config, rx: RxPath) -> io::Result<Self> {
+        let mut host = OsHost::new()?;
+        let link = Link { guest_mac: [0; 6], mtu: config.mtu, offloads: Offloads::empty() };
+        let tcp = Flows::new(tcp_link(&config, &link, rx), Limits::default(), random_u64()?);
+        Ok(Self { config, rx, link, host, events: Vec::new(), tcp, run: Some(Run::default()), drops: Drops::default() })
+    }
+}
