@@ -153,14 +153,32 @@ mod tests {
     fn contradictions_are_named() {
         let gateway = Ipv4Addr::new(192, 168, 0, 1);
         let cases = [
-            (Config { mtu: 575, ..Config::default() }, ConfigError::Mtu(575)),
-            (Config { prefix_len: 31, ..Config::default() }, ConfigError::Prefix(31)),
             (
-                Config { gateway, ..Config::default() },
+                Config {
+                    mtu: 575,
+                    ..Config::default()
+                },
+                ConfigError::Mtu(575),
+            ),
+            (
+                Config {
+                    prefix_len: 31,
+                    ..Config::default()
+                },
+                ConfigError::Prefix(31),
+            ),
+            (
+                Config {
+                    gateway,
+                    ..Config::default()
+                },
                 ConfigError::Outside(gateway, Ipv4Addr::new(10, 0, 2, 0), 24),
             ),
             (
-                Config { dns: Ipv4Addr::new(10, 0, 2, 15), ..Config::default() },
+                Config {
+                    dns: Ipv4Addr::new(10, 0, 2, 15),
+                    ..Config::default()
+                },
                 ConfigError::Shared(Ipv4Addr::new(10, 0, 2, 15)),
             ),
         ];
@@ -179,7 +197,10 @@ mod tests {
             ("10.0.2.9:5", "10.0.2.2:5"),
             ("198.51.100.1:5", "198.51.100.1:5"),
         ] {
-            assert_eq!(config.seen_by_guest(peer.parse().unwrap()), seen.parse().unwrap());
+            assert_eq!(
+                config.seen_by_guest(peer.parse().unwrap()),
+                seen.parse().unwrap()
+            );
         }
     }
 }

@@ -14,6 +14,7 @@ pub mod icmp;
 pub mod nic;
 pub mod outbox;
 pub mod policy;
+pub mod stack;
 pub mod tcp;
 #[cfg(test)]
 mod testkit;

@@ -5,5 +5,6 @@ mod ping;
 mod send;
 mod tcp;
 
+pub(crate) use os::PING;
 pub use os::{OsHost, Subject};
 pub use tcp::OsTcp;

@@ -3,7 +3,7 @@
 //! All sockets report to one `mio::Poll`, edge-triggered. Its descriptor nests in the device
 //! worker's own poll, so the worker never learns about flows.
 
-use std::io;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -81,6 +81,16 @@ impl OsHost {
             events: Events::with_capacity(EVENTS),
             listeners: Vec::new(),
         })
+    }
+
+    /// A number that a guest cannot guess.
+    ///
+    /// # Errors
+    /// Fails when the kernel has no randomness to give.
+    pub fn random(&mut self) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
     }
 
     /// Listens on `address`; returns the listener's index.

@@ -96,7 +96,11 @@ pub fn reply(request: &Request<'_>, macs: Macs, outbox: &mut Outbox) -> Result<(
             frame.extend_from_slice(&request.message[2..]);
         });
     });
-    if pushed { Ok(()) } else { Err(DropReason::Full) }
+    if pushed {
+        Ok(())
+    } else {
+        Err(DropReason::Full)
+    }
 }
 
 impl<H: PingHost> Echo<H> {
@@ -205,7 +209,11 @@ impl<H: PingHost> Echo<H> {
 
     /// Ends flows that were idle for too long.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while self.flows.front().is_some_and(|flow| now >= flow.used + IDLE) {
+        while self
+            .flows
+            .front()
+            .is_some_and(|flow| now >= flow.used + IDLE)
+        {
             self.flows.pop_front();
         }
     }
@@ -287,10 +295,13 @@ mod tests {
         assert!(is_request(&ping));
         let to: IpAddr = [192, 0, 2, 1].into();
         let now = Instant::now();
-        echo.handle_from_guest(&request(&ping), to, &mut host, now).unwrap();
+        echo.handle_from_guest(&request(&ping), to, &mut host, now)
+            .unwrap();
         assert_eq!(host.sent.borrow()[0], (to, ping));
         // The kernel chose another identifier.
-        host.replies.borrow_mut().push_back(message(ECHO_REPLY, 0x99));
+        host.replies
+            .borrow_mut()
+            .push_back(message(ECHO_REPLY, 0x99));
         echo.handle_event(0);
         echo.pump(MACS, &mut outbox);
         let frame = outbox.front().unwrap();

@@ -3,53 +3,261 @@
 //!
 //! ```text
 //!  transmit  frame --copy_head--> Ethernet --> ARP
-//!                                         \--> IPv4 --> TCP   --> tcp::Flows::handle_frame
-//!                                                   \-> UDP   --> DHCP | DNS | udp
-//!                                                   \-> ICMP  --> echo
+//!                                         \--> IPv4 --> TCP  --> tcp::Flows::handle_frame
+//!                                                   \-> UDP  --> DHCP | DNS | udp
+//!                                                   \-> ICMP --> echo
 //!  receive   host events --> flows; timers; then outbox and flows --> RX ring
 //! ```
 //!
 //! Headers are copied out of guest memory once, and only the copy is read. Payload stays where it
 //! is until a system call takes it.
 
+mod ingress;
+#[cfg(test)]
+mod tests;
+
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use crate::config::Config;
-use crate::drops::{DropReason, Drops};
-use crate::flow::FlowKey;
-use crate::host::{OsHost, Subject};
-use crate::nic::{Backend, Link, Offloads, RxRing, Stop, TxBurst, TxFrame, VolatileSlice};
+use crate::config::{Config, Forward, Protocol};
+use crate::drops::Drops;
+use crate::host::{OsHost, PING, Subject};
+use crate::icmp::echo::Echo;
+use crate::icmp::error::{Code, quote_syn, write_unreachable};
+use crate::nic::{Backend, Link, Offloads, RxRing, Stop, TxBurst};
+use crate::outbox::Outbox;
 use crate::tcp::Run;
 use crate::tcp::flows::{Flows, Limits, Readiness, Refusal, RxPath, TcpLink};
-use crate::tcp::wire::{ETHERNET, Macs, parse};
-
-/// Longest headers that are looked at: Ethernet, IPv4 and TCP, both with all options.
-const HEAD: usize = 14 + 60 + 60;
+use crate::tcp::wire::Macs;
 
 /// The stack of one guest.
 pub struct Stack {
     config: Config,
-    rx: RxPath,
     link: Link,
+    rx: RxPath,
     host: OsHost,
+    /// Kept for its allocation.
     events: Vec<(Subject, Readiness)>,
     tcp: Flows<OsHost>,
-    run: Option<Run<'static>>,
-    forwards: Vec<SocketAddr>,
+    echo: Echo<OsHost>,
+    outbox: Outbox,
+    /// TCP forwards, by listener.
+    forwards: Vec<Forward>,
     drops: Drops,
+}
+
+/// Why a [`Stack`] cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StackError {
+    /// The configuration contradicts itself.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
+    /// A forward's port cannot be had.
+    #[error("cannot listen on {address} for the forward to port {guest_port} of the guest")]
+    Listen {
+        /// The address of the host.
+        address: SocketAddr,
+        /// The guest's port.
+        guest_port: u16,
+        /// What the host reports.
+        source: io::Error,
+    },
+    /// The host has no descriptor or no randomness to give.
+    #[error("cannot set up host sockets")]
+    Host(#[from] io::Error),
 }
 
 impl Stack {
     /// A stack with host sockets of its own. Opens the forwards of `config`.
     ///
     /// # Errors
-    /// Fails when a forward's address cannot be bound, or the host has no epoll instance to give.
-    pub fn new(config: Config, rx: RxPath) -> io::Result<Self> {
+    /// Fails when the configuration contradicts itself, or a forward's address cannot be bound.
+    pub fn new(config: Config, rx: RxPath) -> Result<Self, StackError> {
+        config.validate()?;
         let mut host = OsHost::new()?;
-        let link = Link { guest_mac: [0; 6], mtu: config.mtu, offloads: Offloads::empty() };
-        let tcp = Flows::new(tcp_link(&config, &link, rx), Limits::default(), random_u64()?);
-        Ok(Self { config, rx, link, host, events: Vec::new(), tcp, run: Some(Run::default()), drops: Drops::default() })
+        let mut forwards = Vec::new();
+        for forward in &config.forwards {
+            if forward.protocol == Protocol::Tcp {
+                host.listen(forward.host)
+                    .map_err(|source| StackError::Listen {
+                        address: forward.host,
+                        guest_port: forward.guest_port,
+                        source,
+                    })?;
+                forwards.push(*forward);
+            }
+        }
+        let link = Link {
+            guest_mac: [0; 6],
+            mtu: config.mtu,
+            offloads: Offloads::empty(),
+        };
+        let secret = host.random()?;
+        Ok(Self {
+            tcp: Flows::new(tcp_link(&config, &link, rx), Limits::default(), secret),
+            config,
+            link,
+            rx,
+            host,
+            events: Vec::new(),
+            echo: Echo::new(),
+            outbox: Outbox::default(),
+            forwards,
+            drops: Drops::default(),
+        })
+    }
+
+    /// Frames dropped so far, by reason.
+    pub fn drops(&self) -> &Drops {
+        &self.drops
+    }
+
+    fn macs(&self) -> Macs {
+        Macs {
+            gateway: self.config.gateway_mac,
+            guest: self.link.guest_mac,
+        }
+    }
+
+    fn take_events(&mut self, now: Instant) {
+        loop {
+            let mut events = std::mem::take(&mut self.events);
+            let more = self.host.poll_events(&mut events);
+            for (subject, readiness) in events.drain(..) {
+                match subject {
+                    Subject::Tcp(id) => self.tcp.handle_event(id, readiness, now),
+                    Subject::Listener(index) => self.accept(index, now),
+                    Subject::Other(PING, number) => self.echo.handle_event(number),
+                    Subject::Other(_, _) => {}
+                }
+            }
+            self.events = events;
+            if !more {
+                return;
+            }
+        }
+    }
+
+    fn accept(&mut self, listener: usize, now: Instant) {
+        let Some(forward) = self.forwards.get(listener) else {
+            return;
+        };
+        let guest = SocketAddr::from((self.config.guest_ip, forward.guest_port));
+        let config = &self.config;
+        self.tcp.accept(
+            listener,
+            guest,
+            |peer| config.seen_by_guest(peer),
+            &mut self.host,
+            now,
+        );
+    }
+
+    /// Turns failed connections into ICMP messages.
+    fn tell_unreachable(&mut self) {
+        while !self.outbox.is_full() {
+            let Some(failed) = self.tcp.poll_unreachable() else {
+                return;
+            };
+            let code = match failed.refusal {
+                Refusal::NetUnreachable => Code::Net,
+                Refusal::HostUnreachable => Code::Host,
+                Refusal::Prohibited => Code::Prohibited,
+                Refusal::Reset | Refusal::Silence => continue,
+            };
+            let Some(quote) = quote_syn(&failed.key, &failed.syn) else {
+                continue;
+            };
+            let macs = self.macs();
+            let (gateway, guest) = (self.config.gateway, self.config.guest_ip);
+            self.outbox
+                .push(|frame| write_unreachable(frame, macs, gateway, guest, code, &quote));
+        }
+    }
+}
+
+fn tcp_link(config: &Config, link: &Link, rx: RxPath) -> TcpLink {
+    TcpLink {
+        macs: Macs {
+            gateway: config.gateway_mac,
+            guest: link.guest_mac,
+        },
+        mtu: link.mtu,
+        offloads: link.offloads,
+        rx,
+    }
+}
+
+impl Backend for Stack {
+    fn offloads(&self) -> Offloads {
+        Offloads::CSUM | Offloads::GUEST_CSUM | Offloads::GUEST_TSO4 | Offloads::HOST_TSO4
+    }
+
+    fn configure(&mut self, link: &Link) {
+        self.link = Link {
+            mtu: link.mtu.min(self.config.mtu),
+            ..*link
+        };
+        self.tcp
+            .set_link(tcp_link(&self.config, &self.link, self.rx));
+    }
+
+    fn transmit(&mut self, burst: &TxBurst<'_>, now: Instant) {
+        let mut run = Run::default();
+        for frame in burst.iter() {
+            if let Err(reason) = self.handle_frame(&frame, &mut run, now) {
+                self.drops.count(reason);
+            }
+        }
+        self.tcp.end_run(&mut run);
+    }
+
+    fn receive(&mut self, ring: &mut dyn RxRing, now: Instant) -> Stop {
+        self.take_events(now);
+        self.tcp.handle_timeout(now);
+        self.echo.handle_timeout(now);
+        self.tell_unreachable();
+        let macs = self.macs();
+        self.echo.pump(macs, &mut self.outbox);
+        if !self.outbox.deliver(ring) {
+            return Stop::NoBuffers;
+        }
+        self.tcp.pump(ring, now)
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.host.as_fd())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        [self.tcp.poll_timeout(), self.echo.poll_timeout()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+impl Drop for Stack {
+    /// Far ends see a reset instead of silence.
+    fn drop(&mut self) {
+        self.tcp.abort_all();
+    }
+}
+
+/// Where a guest's destination is on the host, for TCP.
+fn tcp_route(
+    config: &Config,
+    resolver: Option<SocketAddr>,
+    far: SocketAddr,
+) -> Result<SocketAddr, Refusal> {
+    use crate::policy::Route;
+    match crate::policy::route(config, far.ip()) {
+        Route::Host(ip) => Ok(SocketAddr::new(ip, far.port())),
+        Route::Dns if far.port() == 53 => resolver.ok_or(Refusal::Reset),
+        Route::Gateway | Route::Dns => Err(Refusal::Reset),
+        Route::Vacant => Err(Refusal::HostUnreachable),
+        Route::Unroutable => Err(Refusal::Silence),
     }
 }

@@ -22,18 +22,6 @@ pub struct Run<'m> {
     slices: Vec<VolatileSlice<'m>>,
 }
 
-impl Run<'_> {
-    /// Empties the run but keeps its allocation, for slices of another borrow.
-    pub fn recycle<'n>(mut self) -> Run<'n> {
-        self.slices.clear();
-        Run {
-            flow: None,
-            // The iterator is empty; collecting reuses the allocation under a new lifetime.
-            slices: self.slices.into_iter().map(|_| unreachable!()).collect(),
-        }
-    }
-}
-
 impl<H: TcpHost> Flows<H> {
     /// A segment from the guest, whose payload starts `payload_at` bytes into `frame`.
     ///

@@ -131,7 +131,10 @@ impl<B: Backend> Guest<B> {
         let limit = Instant::now() + Duration::from_secs(20);
         while !done(&mut self.sockets) {
             self.step();
-            assert!(Instant::now() < limit, "the guest waits for something that never comes");
+            assert!(
+                Instant::now() < limit,
+                "the guest waits for something that never comes"
+            );
         }
     }
 
@@ -141,7 +144,11 @@ impl<B: Backend> Guest<B> {
         let mut socket = tcp::Socket::new(buffer(), buffer());
         self.next_port += 1;
         socket
-            .connect(self.interface.context(), (IpAddr::V4(to.0), to.1), self.next_port)
+            .connect(
+                self.interface.context(),
+                (IpAddr::V4(to.0), to.1),
+                self.next_port,
+            )
             .unwrap();
         self.sockets.add(socket)
     }

@@ -46,7 +46,9 @@ fn main() -> ExitCode {
         ["dns", server, "tcp"] => dns_tcp(server),
         ["greet", address] => greet(address),
         ["ask", host, port] => ask(host, port),
-        _ => Err(anyhow::anyhow!("see the head of tests/src/bin/peer.rs for usage")),
+        _ => Err(anyhow::anyhow!(
+            "see the head of tests/src/bin/peer.rs for usage"
+        )),
     };
     match outcome {
         Ok(line) => {
@@ -61,7 +63,8 @@ fn main() -> ExitCode {
 }
 
 fn bytes_of(text: &str) -> Result<u64> {
-    text.parse().with_context(|| format!("`{text}` is not a number"))
+    text.parse()
+        .with_context(|| format!("`{text}` is not a number"))
 }
 
 /// The bytes that both ends agree on: a generator, so neither has to hold them.
@@ -91,7 +94,9 @@ fn send_pattern(stream: &mut TcpStream, total: u64, seed: u64) -> Result<String>
     let mut buffer = vec![0; 64 << 10];
     let mut left = total;
     while left > 0 {
-        let n = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        let n = usize::try_from(left)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
         pattern.fill(&mut buffer[..n]);
         hash.update(&buffer[..n]);
         stream.write_all(&buffer[..n]).context("sending failed")?;
@@ -232,7 +237,10 @@ fn check_reply(reply: &[u8], id: u16) -> Result<()> {
     ensure!(reply.len() > 12, "a reply of {} bytes", reply.len());
     ensure!(reply[..2] == id.to_be_bytes(), "the reply has another id");
     ensure!(reply[3] & 15 == 0, "the reply's code is {}", reply[3] & 15);
-    ensure!(reply.ends_with(&[192, 0, 2, 77]), "the reply has another address");
+    ensure!(
+        reply.ends_with(&[192, 0, 2, 77]),
+        "the reply has another address"
+    );
     Ok(())
 }
 
@@ -282,7 +290,9 @@ fn get(host: &str, total: u64) -> Result<String> {
     let mut buffer = vec![0; 64 << 10];
     let mut left = total;
     while left > 0 {
-        let n = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        let n = usize::try_from(left)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
         pattern.fill(&mut buffer[..n]);
         hash.update(&buffer[..n]);
         left -= n as u64;
@@ -299,7 +309,9 @@ fn put(host: &str, total: u64) -> Result<String> {
     let want = send_pattern(&mut stream, total, 7)?;
     stream.shutdown(Shutdown::Write)?;
     let mut got = String::new();
-    stream.read_to_string(&mut got).context("no hash came back")?;
+    stream
+        .read_to_string(&mut got)
+        .context("no hash came back")?;
     let summary = rate(total, started);
     ensure!(got == want, "the far side's hash is `{got}`, not {want}");
     Ok(format!("{summary}, sha256 {}", &got[..12]))
@@ -339,9 +351,15 @@ fn parallel(host: &str, count: u64) -> Result<String> {
     for (tag, stream) in streams.iter_mut().enumerate() {
         let mut reply = String::new();
         stream.read_to_string(&mut reply).context("no reply")?;
-        ensure!(reply == format!("message {tag}"), "connection {tag} got `{reply}`");
+        ensure!(
+            reply == format!("message {tag}"),
+            "connection {tag} got `{reply}`"
+        );
     }
-    Ok(format!("{count} connections at once, {:.1?}", started.elapsed()))
+    Ok(format!(
+        "{count} connections at once, {:.1?}",
+        started.elapsed()
+    ))
 }
 
 fn refused(host: &str, port: &str) -> Result<String> {
@@ -375,7 +393,8 @@ fn udp(host: &str) -> Result<String> {
 }
 
 fn greet(address: &str) -> Result<String> {
-    let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+    let listener =
+        TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
     for stream in listener.incoming() {
         let mut stream = stream?;
         let peer = stream.peer_addr()?;
