@@ -12,7 +12,7 @@
 //! peer refused HOST PORT         guest: how a closed port answers, and how fast
 //! peer udp HOST                  guest: datagrams of several sizes, echoed
 //! peer dns SERVER udp|tcp        guest: one question
-//! peer greet ADDRESS             either: answer each connection with a line
+//! peer greet ADDRESS COUNT       either: answer COUNT connections with a line
 //! peer ask HOST PORT             either: read that line
 //! ```
 //!
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         ["udp", host] => udp(host),
         ["dns", server, "udp"] => dns_udp(server),
         ["dns", server, "tcp"] => dns_tcp(server),
-        ["greet", address] => greet(address),
+        ["greet", address, count] => bytes_of(count).and_then(|n| greet(address, n)),
         ["ask", host, port] => ask(host, port),
         _ => Err(anyhow::anyhow!(
             "see the head of tests/src/bin/peer.rs for usage"
@@ -392,15 +392,14 @@ fn udp(host: &str) -> Result<String> {
     Ok(format!("datagrams of {sizes:?} bytes echoed"))
 }
 
-fn greet(address: &str) -> Result<String> {
+fn greet(address: &str, count: u64) -> Result<String> {
     let listener =
         TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
-    for stream in listener.incoming() {
-        let mut stream = stream?;
-        let peer = stream.peer_addr()?;
+    for _ in 0..count {
+        let (mut stream, peer) = listener.accept()?;
         let _ = stream.write_all(format!("hello {}\n", peer.ip()).as_bytes());
     }
-    Ok(String::new())
+    Ok(format!("{count} greeted"))
 }
 
 fn ask(host: &str, port: &str) -> Result<String> {

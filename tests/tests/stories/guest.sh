@@ -1,0 +1,94 @@
+#!/bin/sh
+# What each guest does. The far side is the lab, reached as 10.0.2.2.
+gateway=10.0.2.2
+
+run() { # NAME COMMAND...: reports the command's last line, ok when it exits with 0
+    name=$1
+    shift
+    if value=$("$@" 2>&1); then ok=true; else ok=false; fi
+    report "check=$name" "ok=$ok" "value=$(echo "$value" | tail -n 1)"
+}
+
+expect() { # NAME GOT WANT
+    if [ "$2" = "$3" ]; then
+        report "check=$1" ok=true "value=$2"
+    else
+        report "check=$1" ok=false "value=got ${2:-nothing}, wanted $3"
+    fi
+}
+
+lease() { sed -n "s/^$1=//p" /tmp/lease | tr '\n' ' ' | sed 's/ $//'; }
+
+report event=uname "release=$(uname -r)"
+story= cpus=
+for word in $(cat /proc/cmdline); do
+    case $word in
+        story=*) story=${word#*=} ;;
+        cpus=*) cpus=${word#*=} ;;
+    esac
+done
+
+case $story in
+    copy)
+        run download-64m peer get $gateway 67108864
+        exit 0
+        ;;
+    denied)
+        run refused peer refused $gateway 7001
+        exit 0
+        ;;
+    reboot)
+        reboot -f
+        sleep 60
+        exit 1
+        ;;
+esac
+
+peer greet 0.0.0.0:7000 1 >/tmp/greet 2>&1 &
+greeter=$!
+
+expect cpus "$(nproc)" "$cpus"
+expect dhcp "$(lease ip) $(lease router) $(lease dns) $(lease mtu)" "10.0.2.15 10.0.2.2 10.0.2.3 1500"
+run ping-gateway ping -c 3 -i 0.2 -W 2 $gateway
+run ping-host ping -c 3 -i 0.2 -W 2 192.168.76.15
+run dns-udp peer dns 10.0.2.3 udp
+run dns-tcp peer dns 10.0.2.3 tcp
+run download-64m peer get $gateway 67108864
+run upload-64m peer put $gateway 67108864
+run connections-200-in-a-row peer sequence $gateway 200
+run connections-50-at-once peer parallel $gateway 50
+run refused-at-once peer refused $gateway 9
+run udp-echo peer udp $gateway
+
+again() { # the network works, by DHCP, after something happened to the card
+    i=0
+    while [ ! -e /sys/class/net/eth0 ] && [ $i -lt 50 ]; do
+        sleep 0.1
+        i=$((i + 1))
+    done
+    ip link set eth0 up && rm -f /tmp/lease &&
+        udhcpc -i eth0 -n -q -t 8 -T 1 -s /etc/udhcpc.sh && peer sequence $gateway 20
+}
+
+# the lab asks through the forward; both wait for each other
+i=0
+while kill -0 $greeter 2>/dev/null && [ $i -lt 300 ]; do
+    sleep 0.1
+    i=$((i + 1))
+done
+
+killall udhcpc 2>/dev/null
+link_down_up() { ip link set eth0 down && sleep 0.2 && again; }
+run link-down-up link_down_up
+
+rebind() {
+    device=$(basename "$(readlink -f /sys/class/net/eth0/device)")
+    for _ in 1 2 3; do
+        echo "$device" >/sys/bus/virtio/drivers/virtio_net/unbind || return 1
+        echo "$device" >/sys/bus/virtio/drivers/virtio_net/bind || return 1
+    done
+    again
+}
+run driver-rebind rebind
+run download-after-rebind peer get $gateway 4194304
+exit 0

@@ -1,0 +1,57 @@
+#!/bin/sh
+# What the lab does: the far side's servers, then one guest after the other.
+peer serve 127.0.0.1 >/tmp/serve.log 2>&1 &
+echo nameserver 127.0.0.1 >/etc/resolv.conf
+for kernel in 6.1 6.12; do
+    cat /images/$kernel/initrd /job/overlay.cpio >/tmp/initrd-$kernel
+done
+
+guest() { # KERNEL CPUS NET STORY [OPTIONS...]
+    kernel=$1 cpus=$2 net=$3 story=$4
+    shift 4
+    wonton run --kernel /images/$kernel/bzImage --initrd /tmp/initrd-$kernel --cpus "$cpus" \
+        --memory 512M --net "$net" "$@" \
+        --cmdline "quiet loglevel=3 wonton.mode=cmd story=$story cpus=$cpus" </dev/null 2>/tmp/wonton.err
+    code=$?
+    [ -s /tmp/wonton.err ] && sed 's/^/wonton: /' /tmp/wonton.err
+    return $code
+}
+
+ask() { # through the forward, as soon as the guest listens
+    i=0
+    while [ $i -lt 120 ]; do
+        if line=$(peer ask 127.0.0.1 8001); then
+            report check=forward ok=true "value=$line"
+            return
+        fi
+        sleep 0.5
+        i=$((i + 1))
+    done
+    report check=forward ok=false "value=$line"
+}
+
+for kernel in 6.1 6.12; do
+    for cpus in 1 2; do
+        report event=guest "name=linux-$kernel/${cpus}cpu"
+        started=$(cut -d' ' -f1 /proc/uptime)
+        ask &
+        asker=$!
+        guest $kernel $cpus user,host-loopback=allow all -p 127.0.0.1:8001:7000
+        code=$?
+        wait $asker
+        took=$(awk "{print \$1 - $started}" /proc/uptime)
+        if [ $code = 0 ]; then ok=true; else ok=false; fi
+        report check=power-off ok=$ok "value=exit code $code after $took s"
+    done
+done
+
+report event=guest name=rx-copy
+guest 6.12 1 user,host-loopback=allow,rx=copy copy
+report event=guest name=loopback-denied
+guest 6.12 1 user denied
+report event=guest name=reboot
+guest 6.1 1 user reboot
+code=$?
+if [ $code = 10 ]; then ok=true; else ok=false; fi
+report check=exit-code ok=$ok "value=$code"
+exit 0

@@ -1,0 +1,180 @@
+//! Stories told from the guest's side: stock kernels boot under wonton and use the network.
+//!
+//! All guests run in one boot of the lab (`guest_images::lab`), because that has a usable /dev/kvm
+//! everywhere. The lab's script (`lab.sh`) boots each guest; each guest runs `guest.sh`; both report
+//! one line per check, and each expected line is one test here. A line that never came is a failed
+//! test, so nothing passes by not running.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use guest_images::console::Record;
+use guest_images::initramfs::files_cpio;
+use guest_images::lab::{LabJob, run_lab_with};
+use guest_images::{Images, target_dir};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// Kernel and processors of each guest.
+const GUESTS: [(&str, u32); 4] = [("6.1", 1), ("6.1", 2), ("6.12", 1), ("6.12", 2)];
+
+/// What every guest must report, in order of the scripts.
+const CHECKS: [&str; 18] = [
+    "boot",
+    "cpus",
+    "dhcp",
+    "ping-gateway",
+    "ping-host",
+    "dns-udp",
+    "dns-tcp",
+    "download-64m",
+    "upload-64m",
+    "connections-200-in-a-row",
+    "connections-50-at-once",
+    "refused-at-once",
+    "udp-echo",
+    "forward",
+    "link-down-up",
+    "driver-rebind",
+    "download-after-rebind",
+    "power-off",
+];
+
+/// What the guests that run once for all report.
+const EXTRA: [&str; 3] = [
+    "rx-copy/download-64m",
+    "loopback-denied/refused",
+    "reboot/exit-code",
+];
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    for (kernel, cpus) in GUESTS {
+        for check in CHECKS {
+            trials.push(trial(format!("linux-{kernel}/{cpus}cpu/{check}")));
+        }
+    }
+    trials.extend(EXTRA.iter().map(|name| trial((*name).to_owned())));
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn trial(name: String) -> Trial {
+    let wanted = name.clone();
+    Trial::test(name, move || match lab() {
+        Ok(records) => verdict(records, &wanted),
+        Err(error) => Err(Failed::from(format!("the lab did not run: {error}"))),
+    })
+}
+
+fn verdict(records: &[Record], wanted: &str) -> Result<(), Failed> {
+    let mut guest = String::new();
+    for record in records {
+        let text = |name: &str| record.get(name).and_then(|value| value.as_str());
+        if text("event") == Some("guest") {
+            text("name").unwrap_or_default().clone_into(&mut guest);
+        }
+        // The guest's init says so itself.
+        if text("event") == Some("init") && format!("{guest}/boot") == wanted {
+            return Ok(());
+        }
+        if let Some(check) = text("check")
+            && format!("{guest}/{check}") == wanted
+        {
+            let value = record
+                .get("value")
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            return if record.get("ok").and_then(|ok| ok.as_bool()) == Some(true) {
+                Ok(())
+            } else {
+                Err(Failed::from(value))
+            };
+        }
+    }
+    Err(Failed::from("it was not reported"))
+}
+
+/// The one boot that all tests look at.
+fn lab() -> &'static Result<Vec<Record>, String> {
+    static LAB: OnceLock<Result<Vec<Record>, String>> = OnceLock::new();
+    LAB.get_or_init(|| run().map_err(|error| format!("{error:#}")))
+}
+
+fn run() -> Result<Vec<Record>> {
+    let peer = build_peer()?;
+    let wonton = wonton()?;
+    let images = Images::of_workspace()?;
+    let lab = images.lab()?;
+    let peer_bytes =
+        std::fs::read(&peer).with_context(|| format!("cannot read {}", peer.display()))?;
+    let overlay = files_cpio(&[
+        ("bin/peer", 0o755, &peer_bytes),
+        ("job.sh", 0o755, include_bytes!("guest.sh")),
+    ])?;
+    let job = LabJob::new(include_str!("lab.sh"))
+        .program("wonton", &wonton)
+        .file("/usr/bin/peer", 0o755, peer_bytes.clone())
+        .file("/job/overlay.cpio", 0o644, overlay)
+        .timeout(Duration::from_secs(900));
+    let log = target_dir().join("stories-console.log");
+    eprintln!("stories: running in the lab, console in {}", log.display());
+    let result = run_lab_with(&lab, &job, &log, &mut |record| {
+        eprintln!("stories: {}", serde_line(record));
+    })?;
+    eprintln!("stories: the lab ran for {:.0?}", result.took);
+    if let Err(error) = result.ensure_success() {
+        // What was reported until then still counts.
+        eprintln!("stories: {error:#}");
+    }
+    Ok(result.records)
+}
+
+fn serde_line(record: &Record) -> String {
+    record
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Builds this crate's `peer` as a static program, so that it runs in any guest.
+fn build_peer() -> Result<PathBuf> {
+    let target = "x86_64-unknown-linux-gnu";
+    let dir = target_dir().join("peer");
+    let status = cargo()
+        .args([
+            "build",
+            "--quiet",
+            "--release",
+            "--package",
+            "tests",
+            "--bin",
+            "peer",
+        ])
+        .args(["--target", target, "--target-dir"])
+        .arg(&dir)
+        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "cannot build the peer program");
+    Ok(dir.join(target).join("release/peer"))
+}
+
+/// The release build of wonton: what users run.
+fn wonton() -> Result<PathBuf> {
+    let status = cargo()
+        .args(["build", "--quiet", "--release", "--package", "vmm"])
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "cannot build wonton");
+    Ok(target_dir().join("release/wonton"))
+}
+
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    command
+}
