@@ -36,6 +36,8 @@ pub mod tail;
 pub mod wire;
 
 #[cfg(test)]
+mod sim;
+#[cfg(test)]
 mod tests;
 
 pub use drain::Run;
