@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 pub mod checksum;
+pub mod dhcp;
 pub mod flow;
 pub mod host;
 pub mod nic;
