@@ -7,6 +7,7 @@
 pub mod arp;
 pub mod checksum;
 pub mod config;
+pub mod dhcp;
 pub mod drops;
 pub mod flow;
 pub mod host;

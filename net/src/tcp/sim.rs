@@ -40,9 +40,17 @@ struct Link {
 
 impl Link {
     fn send(&mut self, seg: &Seg, now: Instant, rng: &mut Rng) {
-        let copies = if rng.percent(self.loss) { 0 } else { 1 + u64::from(rng.percent(2)) };
+        let copies = if rng.percent(self.loss) {
+            0
+        } else {
+            1 + u64::from(rng.percent(2))
+        };
         for _ in 0..copies {
-            let late = if rng.percent(5) { rng.below(20_000) } else { rng.below(200) };
+            let late = if rng.percent(5) {
+                rng.below(20_000)
+            } else {
+                rng.below(200)
+            };
             self.count += 1;
             self.queue
                 .insert((now + Duration::from_micros(late), self.count), seg.clone());
@@ -51,7 +59,9 @@ impl Link {
 
     fn arrivals(&mut self, now: Instant) -> Vec<Seg> {
         let later = self.queue.split_off(&(now, u64::MAX));
-        std::mem::replace(&mut self.queue, later).into_values().collect()
+        std::mem::replace(&mut self.queue, later)
+            .into_values()
+            .collect()
     }
 }
 
@@ -117,13 +127,21 @@ fn bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
 
 fn episode(seed: u64) {
     let mut rng = Rng(seed);
-    let rx = if rng.percent(50) { RxPath::Ring } else { RxPath::Copy };
+    let rx = if rng.percent(50) {
+        RxPath::Ring
+    } else {
+        RxPath::Copy
+    };
     let offloads = match rng.below(3) {
         0 => Offloads::empty(),
         1 => Offloads::GUEST_CSUM,
         _ => Offloads::GUEST_CSUM | Offloads::GUEST_TSO4,
     };
-    let mut t = Script::established(Setup { rx, offloads, ..Setup::default() });
+    let mut t = Script::established(Setup {
+        rx,
+        offloads,
+        ..Setup::default()
+    });
     let far = t.far();
     let down_len = rng.below(300_000) as usize;
     let up_len = rng.below(200_000) as usize;
@@ -141,7 +159,11 @@ fn episode(seed: u64) {
         reset: false,
     };
     let loss = rng.below(8);
-    let link = || Link { queue: BTreeMap::new(), count: 0, loss };
+    let link = || Link {
+        queue: BTreeMap::new(),
+        count: 0,
+        loss,
+    };
     let (mut to_guest, mut from_guest) = (link(), link());
     far.borrow_mut().room = 10_000;
     let mut offered = 0;
@@ -149,7 +171,13 @@ fn episode(seed: u64) {
     while !(guest.done() && far.borrow().saw_fin && from_guest.queue.is_empty()) {
         assert!(!guest.reset, "the guest was reset");
         let (got, want) = (guest.received.len(), down.len());
-        assert!(t.now < stop, "stuck: {got} of {want} down, {} of {} up, {:?}", guest.una, guest.sent.len(), far.borrow().room);
+        assert!(
+            t.now < stop,
+            "stuck: {got} of {want} down, {} of {} up, {:?}",
+            guest.una,
+            guest.sent.len(),
+            far.borrow().room
+        );
         let pause = if rng.percent(3) { 50_000 } else { 500 };
         t.after(Duration::from_micros(50 + rng.below(pause)));
         // The host writes, reads and closes when it likes.
@@ -163,7 +191,10 @@ fn episode(seed: u64) {
         if rng.percent(30) {
             let room = rng.below(60_000) as usize;
             far.borrow_mut().room = room;
-            t.event(Readiness { writable: room > 0, ..Readiness::default() });
+            t.event(Readiness {
+                writable: room > 0,
+                ..Readiness::default()
+            });
         }
         while let Some(frame) = t.next_segment() {
             to_guest.send(&frame, t.now, &mut rng);
@@ -189,7 +220,9 @@ fn episode(seed: u64) {
             let limit = (guest.una + guest.window as usize).min(guest.sent.len());
             let n = limit.saturating_sub(guest.nxt).min(1460);
             let end = guest.nxt + n == guest.sent.len();
-            if n == 0 && (!end || guest.fin_acked || guest.retry > t.now + Duration::from_millis(290)) {
+            if n == 0
+                && (!end || guest.fin_acked || guest.retry > t.now + Duration::from_millis(290))
+            {
                 break;
             }
             let mut out = reply(&guest).data(&guest.sent[guest.nxt..guest.nxt + n]);
@@ -216,10 +249,15 @@ fn episode(seed: u64) {
 
 #[test]
 fn streams_survive_a_bad_link() {
-    let replay = std::env::var("SIM_SEED").ok().and_then(|seed| seed.parse().ok());
+    let replay = std::env::var("SIM_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
     let seeds = replay.map_or(0..300, |seed: u64| seed..seed + 1);
     for seed in seeds {
         let run = std::panic::catch_unwind(|| episode(seed));
-        assert!(run.is_ok(), "seed {seed} failed; replay with SIM_SEED={seed}");
+        assert!(
+            run.is_ok(),
+            "seed {seed} failed; replay with SIM_SEED={seed}"
+        );
     }
 }
