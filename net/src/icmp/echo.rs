@@ -231,17 +231,17 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
+    type Sent = Rc<RefCell<Vec<(IpAddr, Vec<u8>)>>>;
+    type Replies = Rc<RefCell<VecDeque<Vec<u8>>>>;
+
     #[derive(Default)]
     struct FakeHost {
         refuse: bool,
-        sent: Rc<RefCell<Vec<(IpAddr, Vec<u8>)>>>,
-        replies: Rc<RefCell<VecDeque<Vec<u8>>>>,
+        sent: Sent,
+        replies: Replies,
     }
 
-    struct FakePing(
-        Rc<RefCell<Vec<(IpAddr, Vec<u8>)>>>,
-        Rc<RefCell<VecDeque<Vec<u8>>>>,
-    );
+    struct FakePing(Sent, Replies);
 
     impl PingHost for FakeHost {
         type Socket = FakePing;

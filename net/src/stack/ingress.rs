@@ -1,10 +1,11 @@
 //! Frames from the guest, taken apart down to the protocol that handles them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 use std::time::Instant;
 
-use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet};
+use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, UdpPacket};
 
+use super::datagram::{self, UDP};
 use super::{Stack, tcp_route};
 use crate::arp;
 use crate::drops::DropReason;
@@ -13,12 +14,17 @@ use crate::icmp::echo::{self, Request};
 use crate::nic::TxFrame;
 use crate::policy::{self, Route};
 use crate::tcp::Run;
-use crate::tcp::wire::{ETHERNET, IPV4, parse};
+use crate::tcp::wire::{ETHERNET, IPV4, Macs, parse};
 
 /// Longest headers that are looked at: Ethernet, IPv4 and TCP, the last two with all options.
 const HEAD: usize = ETHERNET + 60 + 60;
 /// Longest ICMP message of the guest: what an IPv4 packet holds.
 const MAX_ICMP: usize = 65535 - IPV4;
+
+/// Longest DHCP message that is read: what fits an Ethernet frame.
+const MAX_DHCP: usize = 1500;
+const DHCP_SERVER: u16 = 67;
+const DHCP_CLIENT: u16 = 68;
 
 /// An IPv4 packet whose header was found good.
 struct Ip {
@@ -29,6 +35,23 @@ struct Ip {
     at: usize,
     /// Octets of payload.
     len: usize,
+}
+
+/// Where the payload of a datagram lies in its frame.
+struct Payload {
+    at: usize,
+    len: usize,
+}
+
+impl Payload {
+    /// Copies the payload out of guest memory, up to `limit` bytes.
+    fn copy(&self, frame: &TxFrame<'_, '_>, limit: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.at + self.len.min(limit)];
+        let n = frame.copy_head(&mut bytes);
+        bytes.truncate(n);
+        bytes.drain(..self.at.min(n));
+        bytes
+    }
 }
 
 impl Stack {
@@ -108,12 +131,53 @@ impl Stack {
 
     fn handle_udp(
         &mut self,
-        _ip: &Ip,
-        _head: &[u8],
-        _frame: &TxFrame<'_, '_>,
+        ip: &Ip,
+        head: &[u8],
+        frame: &TxFrame<'_, '_>,
         _now: Instant,
     ) -> Result<(), DropReason> {
-        Err(DropReason::Protocol)
+        let header = head
+            .get(ip.at..ip.at + UDP)
+            .ok_or(DropReason::BadTransportHeader)?;
+        let udp = UdpPacket::new_unchecked(header);
+        let udp_len = usize::from(udp.len());
+        if udp_len < UDP || udp_len > ip.len {
+            return Err(DropReason::BadTransportHeader);
+        }
+        let payload = Payload {
+            at: ip.at + UDP,
+            len: udp_len - UDP,
+        };
+        match (udp.src_port(), udp.dst_port()) {
+            (DHCP_CLIENT, DHCP_SERVER) => self.handle_dhcp(ip, &payload, frame),
+            _ => Err(DropReason::Protocol),
+        }
+    }
+
+    fn handle_dhcp(
+        &mut self,
+        ip: &Ip,
+        payload: &Payload,
+        frame: &TxFrame<'_, '_>,
+    ) -> Result<(), DropReason> {
+        let message = payload.copy(frame, MAX_DHCP);
+        let reply = self
+            .dhcp
+            .handle(&message, ip.src)
+            .map_err(|_| DropReason::BadDhcp)?;
+        let Some(reply) = reply else {
+            return Ok(());
+        };
+        let macs = Macs {
+            guest: reply.to_mac,
+            ..self.macs()
+        };
+        let from = SocketAddrV4::new(self.config.gateway, DHCP_SERVER);
+        let to = SocketAddrV4::new(reply.to, DHCP_CLIENT);
+        let sent = self
+            .outbox
+            .push(|frame| datagram::write(frame, macs, from, to, &reply.payload));
+        if sent { Ok(()) } else { Err(DropReason::Full) }
     }
 
     fn handle_icmp(

@@ -12,6 +12,7 @@
 //! Headers are copied out of guest memory once, and only the copy is read. Payload stays where it
 //! is until a system call takes it.
 
+mod datagram;
 mod ingress;
 #[cfg(test)]
 mod tests;
@@ -19,9 +20,10 @@ mod tests;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::config::{Config, Forward, Protocol};
+use crate::dhcp::{DhcpConfig, DhcpServer};
 use crate::drops::Drops;
 use crate::host::{OsHost, PING, Subject};
 use crate::icmp::echo::Echo;
@@ -31,6 +33,9 @@ use crate::outbox::Outbox;
 use crate::tcp::Run;
 use crate::tcp::flows::{Flows, Limits, Readiness, Refusal, RxPath, TcpLink};
 use crate::tcp::wire::Macs;
+
+/// Lease time of the one address. It is the guest's for good; renewals only show that it lives.
+const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The stack of one guest.
 pub struct Stack {
@@ -42,6 +47,7 @@ pub struct Stack {
     events: Vec<(Subject, Readiness)>,
     tcp: Flows<OsHost>,
     echo: Echo<OsHost>,
+    dhcp: DhcpServer,
     outbox: Outbox,
     /// TCP forwards, by listener.
     forwards: Vec<Forward>,
@@ -94,6 +100,7 @@ impl Stack {
             mtu: config.mtu,
             offloads: Offloads::empty(),
         };
+        let dhcp = DhcpServer::new(dhcp_config(&config, Vec::new()));
         let secret = host.random()?;
         Ok(Self {
             tcp: Flows::new(tcp_link(&config, &link, rx), Limits::default(), secret),
@@ -103,6 +110,7 @@ impl Stack {
             host,
             events: Vec::new(),
             echo: Echo::new(),
+            dhcp,
             outbox: Outbox::default(),
             forwards,
             drops: Drops::default(),
@@ -175,6 +183,21 @@ impl Stack {
             self.outbox
                 .push(|frame| write_unreachable(frame, macs, gateway, guest, code, &quote));
         }
+    }
+}
+
+/// What DHCP tells the guest. `host_search` is the host's own search list.
+fn dhcp_config(config: &Config, host_search: Vec<String>) -> DhcpConfig {
+    DhcpConfig {
+        guest_ip: config.guest_ip,
+        prefix_len: config.prefix_len,
+        router: config.gateway,
+        server_id: config.gateway,
+        dns: config.dns,
+        mtu: config.mtu,
+        lease: LEASE,
+        hostname: config.hostname.clone(),
+        search: config.search.clone().unwrap_or(host_search),
     }
 }
 
