@@ -32,8 +32,9 @@ pub(crate) fn run(agent: &Agent) -> Result<ExitCode> {
     }
 }
 
-/// Passes the console through and adds a record after the one of the guest's init. The time is
-/// taken just before exec, so it covers all of the VMM's own work.
+/// Passes the console through and adds records after some of the guest's: after `init`, how long
+/// that took (the time is taken just before exec, so it covers all of the VMM's own work); after
+/// `idle` and `idle-end`, what the VMM's process cost in between.
 fn boot(command: &[String]) -> Result<ExitCode> {
     let started = Instant::now();
     let mut child = Command::new(&command[0])
@@ -44,15 +45,33 @@ fn boot(command: &[String]) -> Result<ExitCode> {
     let mut console = BufReader::new(child.stdout.take().context("no stdout")?);
     let mut stdout = std::io::stdout().lock();
     let mut line = Vec::new();
+    let mut idle_since = None;
     while console.read_until(b'\n', &mut line)? > 0 {
         stdout.write_all(&line)?;
         let record = console::record(&String::from_utf8_lossy(&line));
-        if record.is_some_and(|record| record.get("event").is_some_and(|e| e == "init")) {
-            let ms = started.elapsed().as_secs_f64() * 1e3;
-            writeln!(
-                stdout,
-                "WONTON {{\"event\":\"boot\",\"exec_to_init_ms\":{ms:.1}}}"
-            )?;
+        let event = record.as_ref().and_then(|record| record.get("event"));
+        match event.and_then(|event| event.as_str()) {
+            Some("init") => {
+                let ms = started.elapsed().as_secs_f64() * 1e3;
+                writeln!(
+                    stdout,
+                    "WONTON {{\"event\":\"boot\",\"exec_to_init_ms\":{ms:.1}}}"
+                )?;
+            }
+            Some("idle") => idle_since = Some((Instant::now(), cpu_ticks(child.id())?)),
+            Some("idle-end") => {
+                let (since, before) = idle_since.context("idle-end without idle")?;
+                // Ticks are hundredths of a second on Linux (USER_HZ).
+                #[expect(clippy::cast_precision_loss, reason = "a few seconds of ticks")]
+                let percent =
+                    (cpu_ticks(child.id())? - before) as f64 / since.elapsed().as_secs_f64();
+                let kib = overhead_kib(child.id())?;
+                writeln!(
+                    stdout,
+                    "WONTON {{\"event\":\"cost\",\"idle_cpu_percent\":{percent:.2},\"overhead_kib\":{kib}}}"
+                )?;
+            }
+            _ => {}
         }
         stdout.flush()?;
         line.clear();
@@ -64,6 +83,36 @@ fn boot(command: &[String]) -> Result<ExitCode> {
             .and_then(|code| u8::try_from(code).ok())
             .unwrap_or(255),
     ))
+}
+
+/// CPU time of a process, its guest's included, in ticks.
+fn cpu_ticks(pid: u32) -> Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
+    // Fields 14 and 15 of proc(5), counted from behind the name.
+    let ticks = |index: usize| fields.get(index).and_then(|text| text.parse::<u64>().ok());
+    ticks(11)
+        .zip(ticks(12))
+        .map(|(user, system)| user + system)
+        .context("unexpected /proc/PID/stat")
+}
+
+/// Resident memory beyond the guest's own: all but the shared pages that guest RAM is made of.
+fn overhead_kib(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let field = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok())
+            .with_context(|| format!("no {name} in /proc/PID/status"))
+    };
+    Ok(field("RssAnon:")? + field("RssFile:")?)
 }
 
 fn dns(names: &[String]) -> Result<ExitCode> {

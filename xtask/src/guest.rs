@@ -25,16 +25,17 @@ pub(crate) const BOOT: &str = r#"
 boot() {
     vmm=$1 kernel=$2
     shift 2
-    append="console=ttyS0 quiet loglevel=3 reboot=t panic=-1 $*"
+    append="quiet loglevel=3 $*"
     case $vmm in
         wonton)
             xtask agent boot -- wonton run --kernel /images/$kernel/bzImage --initrd /images/$kernel/initrd \
-                --cpus 1 --memory 512M --cmdline "$append" --net user,host-loopback=allow </dev/null 2>/tmp/vmm.err
+                --cpus 1 --memory 512M --cmdline "$append" --net user,host-loopback=allow --boot-timer \
+                </dev/null 2>/tmp/vmm.err
             ;;
         qemu)
             xtask agent boot -- qemu-system-x86_64 -M microvm,pit=on,pic=on,rtc=on -accel kvm -cpu host \
                 -smp 1 -m 512M -kernel /images/$kernel/vmlinux -initrd /images/$kernel/initrd \
-                -append "$append" -nodefaults -no-user-config -display none -no-reboot -serial stdio \
+                -append "console=ttyS0 reboot=t panic=-1 $append" -nodefaults -no-user-config -display none -no-reboot -serial stdio \
                 -netdev user,id=n0 -device virtio-net-device,netdev=n0 </dev/null 2>/tmp/vmm.err
             ;;
     esac

@@ -110,7 +110,7 @@ fn in_lab(
 }
 
 fn wonton_arguments(args: &Args, kernel: &str, initrd: &str) -> Vec<String> {
-    let cmdline = format!("console=ttyS0 quiet reboot=t panic=-1 {}", args.cmdline);
+    let cmdline = format!("quiet {}", args.cmdline);
     let mut words: Vec<String> = [
         "run",
         "--kernel",
