@@ -31,7 +31,8 @@ use crate::icmp::error::{Code, quote_syn, write_unreachable};
 use crate::nic::{Backend, Link, Offloads, RxRing, Stop, TxBurst};
 use crate::outbox::Outbox;
 use crate::tcp::Run;
-use crate::tcp::flows::{Flows, Limits, Readiness, Refusal, RxPath, TcpLink};
+pub use crate::tcp::flows::RxPath;
+use crate::tcp::flows::{Flows, Limits, Readiness, Refusal, TcpLink};
 use crate::tcp::wire::Macs;
 
 /// Lease time of the one address. It is the guest's for good; renewals only show that it lives.
