@@ -17,13 +17,14 @@ use std::path::{Path, PathBuf};
 
 use linux_loader::loader::elf::{Elf, PvhBootCapability};
 use linux_loader::loader::{BzImage, KernelLoader as _};
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
 
 pub use self::error::{BootError, Problem};
 use self::image::{BzHeader, Image};
 use crate::layout::{ACPI_TABLES, CMDLINE, CMDLINE_MAX, HIGH_RAM, HOLE_START, PVH_START_INFO};
 use crate::memory::memory_map;
 use crate::regs::Entry;
+use crate::sys;
 
 /// What to boot.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +74,7 @@ pub fn load(memory: &GuestMemoryMmap, size: u64, source: Source<'_>) -> Result<E
     let entry = match &image {
         Image::BzImage(header) => {
             let at = GuestAddress(header.load_address());
+            populate(memory, at, header.setup.syssize as usize * 16);
             BzImage::load(memory, Some(at), &mut file, None).map_err(loader)?;
             Entry::Long {
                 rip: at.0 + ENTRY_64,
@@ -181,10 +183,21 @@ fn load_initrd(
         })
     })?;
     let count = usize::try_from(len).map_err(|_| fail(Problem::NotAFile))?;
+    populate(memory, GuestAddress(initrd.start), count);
     memory
         .read_exact_volatile_from(GuestAddress(initrd.start), &mut file, count)
         .map_err(|error| fail(Problem::Read(io::Error::other(error))))?;
     Ok(initrd)
+}
+
+/// Prepares page-aligned guest memory that is about to be filled.
+fn populate(memory: &GuestMemoryMmap, start: GuestAddress, len: usize) {
+    let len = len.next_multiple_of(0x1000);
+    if start.0.is_multiple_of(0x1000)
+        && let Ok(slice) = memory.get_slice(start, len)
+    {
+        sys::populate(&slice);
+    }
 }
 
 fn place_initrd(len: u64, bottom: u64, top: u64) -> Option<Initrd> {

@@ -40,7 +40,8 @@ mod tests {
 
     #[test]
     fn keys() {
-        let table: [(&[&[u8]], &[u8], bool); 7] = [
+        type Case = (&'static [&'static [u8]], &'static [u8], bool);
+        let table: [Case; 7] = [
             (&[b"abc"], b"abc", false),
             (&[b"ab\x01xcd"], b"ab", true),
             (&[b"\x01", b"X"], b"", true),

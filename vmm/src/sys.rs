@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::time::Duration;
 
+use vm_memory::VolatileSlice;
 use vmm_sys_util::eventfd::EventFd;
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -173,4 +174,13 @@ pub fn ping_socket(v6: bool) -> io::Result<OwnedFd> {
 pub fn borrow(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: `event` owns the descriptor, and the result borrows `event`.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+/// Makes the pages behind `slice` present at once, which is cheaper than one fault for each.
+/// Fails silently: they will come one by one, then.
+pub fn populate(slice: &VolatileSlice<'_>) {
+    let guard = slice.ptr_guard_mut();
+    let start = guard.as_ptr();
+    // SAFETY: the range is a live shared mapping that `slice` borrows; its contents do not change.
+    unsafe { libc::madvise(start.cast(), slice.len(), libc::MADV_POPULATE_WRITE) };
 }

@@ -246,6 +246,9 @@ impl Context {
                 ("apic", s.apic_base),
             ],
         ];
+        if (s.cs.base, r.rip) == RESET_VECTOR {
+            text.push_str("\nKVM has reset the CPU, as it does on AMD: what it was doing is lost");
+        }
         // Writing to a String cannot fail.
         for row in words {
             text.push('\n');
@@ -291,6 +294,9 @@ impl Context {
         text
     }
 }
+
+/// Code segment base and instruction pointer of a CPU after reset.
+const RESET_VECTOR: (u64, u64) = (0xffff_0000, 0xfff0);
 
 fn handle(exit: VcpuExit<'_>, machine: &Machine) -> Next {
     match exit {

@@ -61,7 +61,7 @@ fn elf(start: u64, body: usize, note: bool) -> Vec<u8> {
     let mut file = vec![0; 64];
     file[..6].copy_from_slice(b"\x7fELF\x02\x01");
     file[16..20].copy_from_slice(&[2, 0, 62, 0]);
-    file[24..32].copy_from_slice(&(start + 4).to_le_bytes());
+    file[24..32].copy_from_slice(&start.wrapping_add(4).to_le_bytes());
     file[32..40].copy_from_slice(&64u64.to_le_bytes());
     file[54..56].copy_from_slice(&56u16.to_le_bytes());
     file[56..58].copy_from_slice(&count.to_le_bytes());
