@@ -1,4 +1,7 @@
 //! The first serial port (COM1): a 16550A from `vm-superio`, with input that waits.
+//!
+//! Input is held back until the driver has enabled its receive interrupt once: a driver empties the
+//! port when it opens it, so what arrived before would be lost.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -8,6 +11,13 @@ use vm_superio::serial::{Error, NoEvents, Serial};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::bus::BusDevice;
+
+/// Interrupt enable register, while the divisor latch is not in its place.
+const IER: u64 = 1;
+const IER_RECEIVED: u8 = 1;
+/// Line control register.
+const LCR: u64 = 3;
+const LCR_DLAB: u8 = 0x80;
 
 /// First I/O port of COM1.
 pub const COM1_PORT: u16 = 0x3f8;
@@ -38,6 +48,10 @@ pub struct Com1 {
     room: EventFd,
     refused: bool,
     lost: u64,
+    /// The divisor latch is in place of the first two registers.
+    dlab: bool,
+    /// The driver has enabled its receive interrupt once.
+    listening: bool,
 }
 
 impl Com1 {
@@ -53,6 +67,8 @@ impl Com1 {
             room: EventFd::new(EFD_NONBLOCK)?,
             refused: false,
             lost: 0,
+            dlab: false,
+            listening: false,
         })
     }
 
@@ -81,9 +97,9 @@ impl Com1 {
         self.lost
     }
 
-    /// Moves waiting input to the port's FIFO.
+    /// Moves waiting input to the port's FIFO, once somebody listens.
     fn feed(&mut self) {
-        while !self.pending.is_empty() {
+        while self.listening && !self.pending.is_empty() {
             let (bytes, _) = self.pending.as_slices();
             match self.uart.enqueue_raw_bytes(bytes) {
                 // None in loop-back mode; the FIFO may be full, too.
@@ -115,6 +131,11 @@ impl BusDevice for Com1 {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
+        match (offset, data.first()) {
+            (LCR, Some(value)) => self.dlab = value & LCR_DLAB != 0,
+            (IER, Some(value)) if !self.dlab => self.listening |= value & IER_RECEIVED != 0,
+            _ => {}
+        }
         if let Some(&byte) = data.first()
             && let Ok(offset) = u8::try_from(offset)
             && let Err(error) = self.uart.write(offset, byte)
@@ -163,6 +184,19 @@ mod tests {
         }
         assert_eq!(*out.0.lock().unwrap(), b"ok\n");
         assert_eq!(byte(&mut port, 5) & 0x60, 0x60);
+    }
+
+    #[test]
+    fn input_waits_for_a_listener() {
+        let mut port = Com1::new(Box::new(io::sink())).unwrap();
+        assert_eq!(port.enqueue_input(b"early"), 5);
+        port.write(LCR, &[LCR_DLAB]);
+        port.write(IER, &[1]);
+        port.write(LCR, &[3]);
+        assert_eq!(byte(&mut port, 5) & 1, 0);
+        port.write(IER, &[IER_RECEIVED]);
+        assert_eq!(byte(&mut port, 5) & 1, 1);
+        assert_eq!(byte(&mut port, 0), b'e');
     }
 
     #[test]

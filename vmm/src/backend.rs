@@ -15,7 +15,7 @@ use crate::config::{NetKind, NetOptions};
 pub fn make_backend(options: &NetOptions) -> anyhow::Result<Box<dyn Backend>> {
     Ok(match &options.kind {
         NetKind::Loopback => Box::new(Loopback::default()),
-        NetKind::Null => Box::new(Null::default()),
+        NetKind::Null => Box::new(Null),
         NetKind::User(user) => {
             let config = Config {
                 mtu: options.mtu,

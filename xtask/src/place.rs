@@ -5,17 +5,15 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Deserialize)]
 struct Check {
-    kvm: Kvm,
+    items: Vec<Item>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Kvm {
-    usable: bool,
-    emulated: bool,
+#[derive(Debug, Deserialize)]
+struct Item {
+    name: String,
+    state: String,
 }
 
 /// What was chosen, and why.
@@ -37,13 +35,16 @@ impl Place {
     }
 
     fn from_check(json: &[u8]) -> Self {
-        match serde_json::from_slice::<Check>(json) {
-            Ok(Check { kvm }) if kvm.usable && !kvm.emulated => Self::Kvm,
-            Ok(Check { kvm }) if kvm.emulated => Self::Lab(
+        let Ok(check) = serde_json::from_slice::<Check>(json) else {
+            return Self::Lab("`wonton check` could not tell whether KVM is usable".to_owned());
+        };
+        let kvm = check.items.iter().find(|item| item.name == "kvm");
+        match kvm.map(|item| item.state.as_str()) {
+            Some("yes") => Self::Kvm,
+            Some("slow") => Self::Lab(
                 "this machine's KVM emulates the guest's kernel, too slow to boot".to_owned(),
             ),
-            Ok(_) => Self::Lab("this machine has no usable KVM".to_owned()),
-            Err(_) => Self::Lab("`wonton check` could not tell whether KVM is usable".to_owned()),
+            _ => Self::Lab("this machine has no usable KVM".to_owned()),
         }
     }
 }
@@ -55,18 +56,20 @@ mod tests {
     #[test]
     fn kvm_only_when_wonton_says_it_is_usable() {
         let place = |json: &str| Place::from_check(json.as_bytes());
-        assert_eq!(
-            place(r#"{"kvm":{"usable":true,"emulated":false,"more":1},"tun":{}}"#),
-            Place::Kvm
-        );
-        assert_eq!(place(r#"{"kvm":{"usable":true}}"#), Place::Kvm);
-        for json in [
-            r#"{"kvm":{"usable":false,"emulated":true}}"#,
-            r#"{"kvm":{"usable":true,"emulated":true}}"#,
-            "{}",
-            "",
+        let kvm = |state: &str| {
+            place(&format!(
+                r#"{{"kernel":"6","items":[{{"name":"tun","state":"yes"}},{{"name":"kvm","state":"{state}","detail":""}}]}}"#
+            ))
+        };
+        assert_eq!(kvm("yes"), Place::Kvm);
+        for other in [
+            kvm("slow"),
+            kvm("no"),
+            place(r#"{"items":[]}"#),
+            place("{}"),
+            place(""),
         ] {
-            assert!(matches!(place(json), Place::Lab(_)), "{json}");
+            assert!(matches!(other, Place::Lab(_)), "{other:?}");
         }
     }
 }

@@ -1,0 +1,162 @@
+//! Whole runs of `wonton` with guests of a few instructions, entered through a PVH note.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const LOAD: u32 = 0x20_0000;
+
+/// An ELF kernel with a PVH note whose entry is the first byte of `code`.
+fn kernel(dir: &Path, code: &[u8]) -> PathBuf {
+    let mut file = vec![0; 64];
+    file[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    file[16..20].copy_from_slice(&[2, 0, 62, 0]);
+    file[32] = 64; // e_phoff
+    file[54] = 56; // e_phentsize
+    file[56] = 2; // e_phnum
+    let (data, note) = (176, 176 + code.len() as u64);
+    for (kind, offset, len) in [(1u32, data, code.len() as u64), (4, note, 20)] {
+        file.extend(kind.to_le_bytes());
+        file.extend([0; 4]);
+        for word in [offset, 0, u64::from(LOAD), len, len, 0] {
+            file.extend(word.to_le_bytes());
+        }
+    }
+    file.extend(code);
+    for word in [4, 4, 18, u32::from_le_bytes(*b"Xen\0"), LOAD] {
+        file.extend(word.to_le_bytes());
+    }
+    let path = dir.join("kernel");
+    File::create(&path).unwrap().write_all(&file).unwrap();
+    path
+}
+
+/// `mov dx, port; mov al, value; out dx, al`
+fn out(port: u16, value: u8) -> Vec<u8> {
+    let [low, high] = port.to_le_bytes();
+    vec![0x66, 0xba, low, high, 0xb0, value, 0xee]
+}
+
+/// `1: jmp 1b`
+const SPIN: [u8; 2] = [0xeb, 0xfe];
+
+fn wonton(dir: &Path, code: &[&[u8]]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wonton"));
+    command.args(["run", "--net", "none", "--memory", "64M", "--kernel"]);
+    command
+        .arg(kernel(dir, &code.concat()))
+        .stdin(Stdio::null());
+    command
+}
+
+/// Runs `code`; `None`, loudly, where there is no KVM.
+fn run(code: &[&[u8]], more: &[&str]) -> Option<Output> {
+    if File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_err()
+    {
+        eprintln!("SKIPPED: this test needs /dev/kvm, which cannot be opened");
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    Some(wonton(dir.path(), code).args(more).output().unwrap())
+}
+
+#[test]
+fn power_off_is_success() {
+    let code = [
+        &out(0x3f8, b'o')[..],
+        &out(0x3f8, b'k'),
+        &out(0x600, 0x34),
+        &SPIN,
+    ];
+    for cpus in ["1", "2"] {
+        let Some(output) = run(&code, &["--cpus", cpus]) else {
+            return;
+        };
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert_eq!(output.stdout, b"ok");
+        assert_eq!(output.stderr, b"");
+    }
+}
+
+#[test]
+fn resets_end_in_ten() {
+    for reset in [out(0x600, 1), out(0x64, 0xfe)] {
+        let Some(output) = run(&[&reset, &SPIN], &[]) else {
+            return;
+        };
+        assert_eq!(output.status.code(), Some(10), "{output:?}");
+    }
+}
+
+#[test]
+fn a_triple_fault_is_dumped() {
+    // Nothing is at the IDT's entry for #UD: ud2
+    let Some(output) = run(&[&[0x0f, 0x0b]], &[]) else {
+        return;
+    };
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(20), "{text}");
+    assert!(
+        text.starts_with("error: cpu 0: triple fault") && text.contains("rip"),
+        "{text}"
+    );
+}
+
+#[test]
+fn absent_devices_do_not_stop_a_guest() {
+    let read_port = [0x66, 0xba, 0x34, 0x12, 0xed]; // in eax, dx
+    let read_memory = [0xa1, 0, 0, 0, 0xd0]; // mov eax, [0xd0000000]
+    let write_memory = [0xa3, 0, 0, 0, 0xd0];
+    let off = out(0x600, 0x34);
+    let Some(output) = run(&[&read_port, &read_memory, &write_memory, &off, &SPIN], &[]) else {
+        return;
+    };
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+#[test]
+fn sigterm_stops_a_spinning_guest() {
+    let dir = tempfile::tempdir().unwrap();
+    if File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_err()
+    {
+        eprintln!("SKIPPED: this test needs /dev/kvm, which cannot be opened");
+        return;
+    }
+    let mut child = wonton(dir.path(), &[&out(0x3f8, b'.'), &SPIN])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The dot says that the guest runs.
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+    let start = Instant::now();
+    let kill = Command::new("kill")
+        .arg(child.id().to_string())
+        .status()
+        .unwrap();
+    assert!(kill.success());
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn usage_errors_end_in_two() {
+    let table: [&[&str]; 3] = [&["run"], &["run", "--kernel", "k", "--cpus", "0"], &["fly"]];
+    for args in table {
+        let output = Command::new(env!("CARGO_BIN_EXE_wonton"))
+            .args(args)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(!output.stderr.is_empty());
+    }
+}
