@@ -8,6 +8,7 @@ pub mod arp;
 pub mod checksum;
 pub mod config;
 pub mod dhcp;
+pub mod dns;
 pub mod drops;
 pub mod flow;
 pub mod host;
@@ -19,4 +20,6 @@ pub mod stack;
 pub mod tcp;
 #[cfg(test)]
 mod testkit;
+pub mod udp;
 pub mod window;
+pub mod wire;

@@ -2,9 +2,14 @@
 
 mod os;
 mod ping;
+pub mod resolv;
 mod send;
+mod sys;
 mod tcp;
+mod udp;
 
-pub(crate) use os::PING;
+pub(crate) use os::{DNS, PING, UDP};
 pub use os::{OsHost, Subject};
+pub use ping::OsPing;
 pub use tcp::OsTcp;
+pub use udp::OsUdp;

@@ -22,6 +22,10 @@ const EVENTS: usize = 256;
 
 /// Kind of [`Subject::Other`]: a ping socket.
 pub(crate) const PING: u8 = 0;
+/// Kind of [`Subject::Other`]: a UDP flow's socket.
+pub(crate) const UDP: u8 = 1;
+/// Kind of [`Subject::Other`]: a DNS query's socket.
+pub(crate) const DNS: u8 = 2;
 
 /// What a readiness event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

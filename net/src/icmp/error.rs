@@ -1,4 +1,6 @@
-//! Errors that the guest is told about (RFC 792, RFC 1122, 3.2.2).
+//! What the guest is told when a TCP connection cannot be opened (RFC 792, RFC 1122, 3.2.2).
+//!
+//! Errors about datagrams are in [`crate::wire::error`].
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -30,15 +32,6 @@ pub type Quote = [u8; IPV4 + 8];
 pub fn quote_syn(key: &FlowKey, syn: &Segment) -> Option<Quote> {
     let mut quote = quote(key, IpProtocol::Tcp, IPV4 + 20)?;
     quote[IPV4 + 4..].copy_from_slice(&syn.seq.0.to_be_bytes());
-    Some(quote)
-}
-
-/// What to quote of a datagram with `payload_len` octets of payload from the guest.
-pub fn quote_datagram(key: &FlowKey, payload_len: usize) -> Option<Quote> {
-    let udp_len = 8 + payload_len;
-    let mut quote = quote(key, IpProtocol::Udp, IPV4 + udp_len)?;
-    let field = u16::try_from(udp_len).unwrap_or(u16::MAX);
-    quote[IPV4 + 4..IPV4 + 6].copy_from_slice(&field.to_be_bytes());
     Some(quote)
 }
 

@@ -1,20 +1,23 @@
 //! Frames from the guest, taken apart down to the protocol that handles them.
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, UdpPacket};
+use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol};
 
-use super::datagram::{self, UDP};
 use super::{Stack, tcp_route};
-use crate::arp;
 use crate::drops::DropReason;
 use crate::flow::FlowKey;
 use crate::icmp::echo::{self, Request};
 use crate::nic::TxFrame;
 use crate::policy::{self, Route};
 use crate::tcp::Run;
-use crate::tcp::wire::{ETHERNET, IPV4, Macs, parse};
+use crate::tcp::wire::parse;
+use crate::udp::{GuestDatagram, Payload};
+use crate::wire::datagram::Datagram;
+use crate::wire::ipv4::{self, Ipv4Head};
+use crate::wire::{ETHERNET, IPV4, Macs, UDP, udp};
+use crate::{arp, dns};
 
 /// Longest headers that are looked at: Ethernet, IPv4 and TCP, the last two with all options.
 const HEAD: usize = ETHERNET + 60 + 60;
@@ -25,33 +28,18 @@ const MAX_ICMP: usize = 65535 - IPV4;
 const MAX_DHCP: usize = 1500;
 const DHCP_SERVER: u16 = 67;
 const DHCP_CLIENT: u16 = 68;
+const DNS: u16 = 53;
 
-/// An IPv4 packet whose header was found good.
-struct Ip {
-    src: std::net::Ipv4Addr,
-    dst: std::net::Ipv4Addr,
-    protocol: IpProtocol,
-    /// Where the payload starts in the frame.
-    at: usize,
-    /// Octets of payload.
-    len: usize,
-}
-
-/// Where the payload of a datagram lies in its frame.
-struct Payload {
-    at: usize,
-    len: usize,
-}
-
-impl Payload {
-    /// Copies the payload out of guest memory, up to `limit` bytes.
-    fn copy(&self, frame: &TxFrame<'_, '_>, limit: usize) -> Vec<u8> {
-        let mut bytes = vec![0; self.at + self.len.min(limit)];
-        let n = frame.copy_head(&mut bytes);
-        bytes.truncate(n);
-        bytes.drain(..self.at.min(n));
-        bytes
-    }
+/// Copies a payload out of guest memory, up to `limit` bytes.
+fn copy(payload: &Payload<'_, '_>, limit: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    payload.for_each_slice(|slice| {
+        let at = bytes.len();
+        let n = slice.len().min(limit - at);
+        bytes.resize(at + n, 0);
+        slice.copy_to(&mut bytes[at..]);
+    });
+    bytes
 }
 
 impl Stack {
@@ -71,7 +59,7 @@ impl Stack {
         let ethernet = EthernetFrame::new_checked(head).map_err(|_| DropReason::Truncated)?;
         match ethernet.ethertype() {
             EthernetProtocol::Ipv4 => {
-                let ip = check_ipv4(&head[ETHERNET..], frame.len() - ETHERNET)?;
+                let ip = ipv4::parse(&head[ETHERNET..], frame.len() - ETHERNET)?;
                 if ip.src != self.config.guest_ip && !ip.src.is_unspecified() {
                     return Err(DropReason::Spoofed);
                 }
@@ -103,24 +91,28 @@ impl Stack {
 
     fn handle_tcp<'m>(
         &mut self,
-        ip: &Ip,
+        ip: &Ipv4Head,
         head: &[u8],
         frame: &TxFrame<'_, 'm>,
         run: &mut Run<'m>,
         now: Instant,
     ) -> Result<(), DropReason> {
-        let parsed = parse(&head[ip.at..], ip.len).ok_or(DropReason::BadTransportHeader)?;
+        let at = ETHERNET + ip.header_len;
+        let parsed = parse(&head[at..], ip.payload_len).ok_or(DropReason::BadTransportHeader)?;
         let key = FlowKey {
             guest: SocketAddr::from((ip.src, parsed.src_port)),
             far: SocketAddr::from((ip.dst, parsed.dst_port)),
         };
+        if key.far.ip() == self.config.dns {
+            self.refresh_resolvers(now);
+        }
         let config = &self.config;
-        let resolver = None;
+        let resolver = self.dns.tcp_upstream();
         self.tcp.handle_frame(
             key,
             &parsed.segment,
             frame.slices,
-            ip.at + parsed.header_len,
+            at + parsed.header_len,
             run,
             |key| tcp_route(config, resolver, key.far),
             &mut self.host,
@@ -131,36 +123,54 @@ impl Stack {
 
     fn handle_udp(
         &mut self,
-        ip: &Ip,
+        ip: &Ipv4Head,
         head: &[u8],
         frame: &TxFrame<'_, '_>,
-        _now: Instant,
+        now: Instant,
     ) -> Result<(), DropReason> {
-        let header = head
-            .get(ip.at..ip.at + UDP)
-            .ok_or(DropReason::BadTransportHeader)?;
-        let udp = UdpPacket::new_unchecked(header);
-        let udp_len = usize::from(udp.len());
-        if udp_len < UDP || udp_len > ip.len {
+        let at = ETHERNET + ip.header_len;
+        let udp = udp::parse(&head[at..], ip.payload_len)?;
+        let (src, dst) = (ip.src.into(), ip.dst.into());
+        if !udp::checksum_holds(frame.slices, &frame.hdr, src, dst, at, &udp) {
             return Err(DropReason::BadTransportHeader);
         }
         let payload = Payload {
-            at: ip.at + UDP,
-            len: udp_len - UDP,
+            frame: frame.slices,
+            at: at + UDP,
+            len: udp.payload_len,
         };
-        match (udp.src_port(), udp.dst_port()) {
-            (DHCP_CLIENT, DHCP_SERVER) => self.handle_dhcp(ip, &payload, frame),
-            _ => Err(DropReason::Protocol),
+        let guest = SocketAddr::new(src, udp.src_port);
+        let far = SocketAddr::new(dst, udp.dst_port);
+        if (udp.src_port, udp.dst_port) == (DHCP_CLIENT, DHCP_SERVER) {
+            return self.handle_dhcp(ip, &payload);
         }
+        if ip.src.is_unspecified() {
+            return Err(DropReason::Spoofed);
+        }
+        if dst == self.config.dns && udp.dst_port == DNS {
+            self.refresh_resolvers(now);
+            let query = copy(&payload, dns::MAX_QUERY + 1);
+            return self
+                .dns
+                .handle_from_guest(guest, &query, &mut self.host, now);
+        }
+        let datagram = GuestDatagram {
+            guest,
+            far,
+            hop_limit: ip.hop_limit,
+            payload,
+        };
+        let config = &self.config;
+        self.udp.handle_from_guest(
+            &datagram,
+            |far| crate::udp::route(config, far),
+            &mut self.host,
+            now,
+        )
     }
 
-    fn handle_dhcp(
-        &mut self,
-        ip: &Ip,
-        payload: &Payload,
-        frame: &TxFrame<'_, '_>,
-    ) -> Result<(), DropReason> {
-        let message = payload.copy(frame, MAX_DHCP);
+    fn handle_dhcp(&mut self, ip: &Ipv4Head, payload: &Payload<'_, '_>) -> Result<(), DropReason> {
+        let message = copy(payload, MAX_DHCP);
         let reply = self
             .dhcp
             .handle(&message, ip.src)
@@ -168,27 +178,36 @@ impl Stack {
         let Some(reply) = reply else {
             return Ok(());
         };
-        let macs = Macs {
-            guest: reply.to_mac,
-            ..self.macs()
+        let datagram = Datagram {
+            macs: Macs {
+                guest: reply.to_mac,
+                ..self.macs()
+            },
+            from: SocketAddr::new(self.config.gateway.into(), DHCP_SERVER),
+            to: SocketAddr::new(reply.to.into(), DHCP_CLIENT),
+            ident: 0,
+            mtu: self.link.mtu,
+            payload: &reply.payload,
         };
-        let from = SocketAddrV4::new(self.config.gateway, DHCP_SERVER);
-        let to = SocketAddrV4::new(reply.to, DHCP_CLIENT);
-        let sent = self
-            .outbox
-            .push(|frame| datagram::write(frame, macs, from, to, &reply.payload));
-        if sent { Ok(()) } else { Err(DropReason::Full) }
+        if self.outbox.is_full() {
+            return Err(DropReason::Full);
+        }
+        datagram.push(&mut self.outbox);
+        Ok(())
     }
 
     fn handle_icmp(
         &mut self,
-        ip: &Ip,
+        ip: &Ipv4Head,
         frame: &TxFrame<'_, '_>,
         now: Instant,
     ) -> Result<(), DropReason> {
-        let mut packet = vec![0; ip.at + ip.len.min(MAX_ICMP)];
-        let n = frame.copy_head(&mut packet);
-        let message = &packet[ip.at.min(n)..n];
+        let payload = Payload {
+            frame: frame.slices,
+            at: ETHERNET + ip.header_len,
+            len: ip.payload_len,
+        };
+        let message = &copy(&payload, MAX_ICMP);
         if !echo::is_request(message) {
             return Err(DropReason::Protocol);
         }
@@ -207,33 +226,4 @@ impl Stack {
             Route::Vacant | Route::Gateway | Route::Dns => Err(DropReason::Vacant),
         }
     }
-}
-
-/// Checks the IPv4 header at the start of `head`; `len` is what the frame holds from there on.
-///
-/// The header checksum is verified (RFC 1122, 3.2.1.2), and the packet must fit the frame. A longer
-/// frame is padding.
-fn check_ipv4(head: &[u8], len: usize) -> Result<Ip, DropReason> {
-    if head.len() < IPV4 {
-        return Err(DropReason::Truncated);
-    }
-    let packet = Ipv4Packet::new_unchecked(head);
-    let header_len = usize::from(packet.header_len());
-    let total_len = usize::from(packet.total_len());
-    if packet.version() != 4 || header_len < IPV4 || header_len > head.len() {
-        return Err(DropReason::BadIpHeader);
-    }
-    if total_len < header_len || total_len > len || !packet.verify_checksum() {
-        return Err(DropReason::BadIpHeader);
-    }
-    if packet.more_frags() || packet.frag_offset() != 0 {
-        return Err(DropReason::Fragment);
-    }
-    Ok(Ip {
-        src: packet.src_addr(),
-        dst: packet.dst_addr(),
-        protocol: packet.next_header(),
-        at: ETHERNET + header_len,
-        len: total_len - header_len,
-    })
 }

@@ -12,7 +12,6 @@
 //! Headers are copied out of guest memory once, and only the copy is read. Payload stays where it
 //! is until a system call takes it.
 
-mod datagram;
 mod ingress;
 #[cfg(test)]
 mod tests;
@@ -24,8 +23,10 @@ use std::time::{Duration, Instant};
 
 use crate::config::{Config, Forward, Protocol};
 use crate::dhcp::{DhcpConfig, DhcpServer};
+use crate::dns::Forwarder;
 use crate::drops::Drops;
-use crate::host::{OsHost, PING, Subject};
+use crate::host::resolv::ResolvConf;
+use crate::host::{DNS, OsHost, PING, Subject, UDP};
 use crate::icmp::echo::Echo;
 use crate::icmp::error::{Code, quote_syn, write_unreachable};
 use crate::nic::{Backend, Link, Offloads, RxRing, Stop, TxBurst};
@@ -33,10 +34,14 @@ use crate::outbox::Outbox;
 use crate::tcp::Run;
 pub use crate::tcp::flows::RxPath;
 use crate::tcp::flows::{Flows, Limits, Readiness, Refusal, TcpLink};
-use crate::tcp::wire::Macs;
+use crate::udp::UdpTable;
+use crate::wire::Macs;
 
 /// Lease time of the one address. It is the guest's for good; renewals only show that it lives.
 const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Fillings of the outbox per turn.
+const ROUNDS: usize = 4;
 
 /// The stack of one guest.
 pub struct Stack {
@@ -49,6 +54,9 @@ pub struct Stack {
     tcp: Flows<OsHost>,
     echo: Echo<OsHost>,
     dhcp: DhcpServer,
+    udp: UdpTable<OsHost>,
+    dns: Forwarder<OsHost>,
+    resolv: ResolvConf,
     outbox: Outbox,
     /// TCP forwards, by listener.
     forwards: Vec<Forward>,
@@ -85,23 +93,31 @@ impl Stack {
         config.validate()?;
         let mut host = OsHost::new()?;
         let mut forwards = Vec::new();
+        let mut udp = UdpTable::default();
         for forward in &config.forwards {
-            if forward.protocol == Protocol::Tcp {
-                host.listen(forward.host)
-                    .map_err(|source| StackError::Listen {
-                        address: forward.host,
-                        guest_port: forward.guest_port,
-                        source,
-                    })?;
-                forwards.push(*forward);
-            }
+            let opened = match forward.protocol {
+                Protocol::Tcp => host.listen(forward.host).map(|_| forwards.push(*forward)),
+                Protocol::Udp => {
+                    udp.add_forward(forward, config.guest_ip.into(), &mut host, Instant::now())
+                }
+            };
+            opened.map_err(|source| StackError::Listen {
+                address: forward.host,
+                guest_port: forward.guest_port,
+                source,
+            })?;
         }
         let link = Link {
             guest_mac: [0; 6],
             mtu: config.mtu,
             offloads: Offloads::empty(),
         };
-        let dhcp = DhcpServer::new(dhcp_config(&config, Vec::new()));
+        let mut resolv = ResolvConf::default();
+        resolv.refresh(Instant::now());
+        let search = resolv.resolvers().search.clone();
+        let dhcp = DhcpServer::new(dhcp_config(&config, search));
+        let mut dns = Forwarder::new(host.random()?);
+        dns.set_servers(&resolv.resolvers().servers);
         let secret = host.random()?;
         Ok(Self {
             tcp: Flows::new(tcp_link(&config, &link, rx), Limits::default(), secret),
@@ -112,6 +128,9 @@ impl Stack {
             events: Vec::new(),
             echo: Echo::new(),
             dhcp,
+            udp,
+            dns,
+            resolv,
             outbox: Outbox::default(),
             forwards,
             drops: Drops::default(),
@@ -139,6 +158,8 @@ impl Stack {
                     Subject::Tcp(id) => self.tcp.handle_event(id, readiness, now),
                     Subject::Listener(index) => self.accept(index, now),
                     Subject::Other(PING, number) => self.echo.handle_event(number),
+                    Subject::Other(UDP, number) => self.udp.handle_event(number),
+                    Subject::Other(DNS, number) => self.dns.handle_event(number),
                     Subject::Other(_, _) => {}
                 }
             }
@@ -162,6 +183,32 @@ impl Stack {
             &mut self.host,
             now,
         );
+    }
+
+    /// Asks the host's resolvers from now on, if they changed.
+    fn refresh_resolvers(&mut self, now: Instant) {
+        if self.resolv.refresh(now) {
+            self.dns.set_servers(&self.resolv.resolvers().servers);
+        }
+    }
+
+    /// Moves what datagram sockets received through the outbox to the guest, in a bounded number of
+    /// rounds: TCP gets its turn even in a flood.
+    fn deliver_datagrams(&mut self, ring: &mut dyn RxRing, now: Instant) -> Stop {
+        let (macs, mtu, dns) = (self.macs(), self.link.mtu, self.config.dns.into());
+        for _ in 0..ROUNDS {
+            let out = &mut self.outbox;
+            self.echo.pump(macs, out);
+            let more = self.dns.pump(dns, macs, mtu, &mut self.host, out, now)
+                | self.udp.pump(&self.config, macs, mtu, out, now);
+            if !self.outbox.deliver(ring) {
+                return Stop::NoBuffers;
+            }
+            if !more {
+                return Stop::Idle;
+            }
+        }
+        Stop::Yield
     }
 
     /// Turns failed connections into ICMP messages.
@@ -242,13 +289,17 @@ impl Backend for Stack {
         self.take_events(now);
         self.tcp.handle_timeout(now);
         self.echo.handle_timeout(now);
+        self.udp.handle_timeout(now);
+        self.dns.handle_timeout(&mut self.host, now);
         self.tell_unreachable();
-        let macs = self.macs();
-        self.echo.pump(macs, &mut self.outbox);
-        if !self.outbox.deliver(ring) {
-            return Stop::NoBuffers;
+        let more = match self.deliver_datagrams(ring, now) {
+            Stop::NoBuffers => return Stop::NoBuffers,
+            stop => stop == Stop::Yield,
+        };
+        match self.tcp.pump(ring, now) {
+            Stop::Idle if more => Stop::Yield,
+            stop => stop,
         }
-        self.tcp.pump(ring, now)
     }
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -256,10 +307,15 @@ impl Backend for Stack {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        [self.tcp.poll_timeout(), self.echo.poll_timeout()]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.tcp.poll_timeout(),
+            self.echo.poll_timeout(),
+            self.udp.poll_timeout(),
+            self.dns.poll_timeout(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 }
 

@@ -10,13 +10,11 @@ use smoltcp::wire::{
 use super::segment::{Flags, Header, Segment, SynOptions};
 use super::seq::SeqNum;
 use crate::flow::FlowKey;
+use crate::wire::HOP_LIMIT;
+pub use crate::wire::{ETHERNET, IPV4, Macs};
 
 /// Room for the longest header that is written: Ethernet, IPv6, TCP with the options of a SYN.
 pub const MAX_HEADER: usize = ETHERNET + IPV6 + TCP + SYN_OPTIONS;
-/// Bytes of an Ethernet header.
-pub const ETHERNET: usize = 14;
-/// Bytes of an IPv4 header without options.
-pub const IPV4: usize = 20;
 /// Bytes of an IPv6 header without extensions.
 pub const IPV6: usize = 40;
 /// Bytes of a TCP header without options.
@@ -25,7 +23,6 @@ pub const TCP: usize = 20;
 const SYN_OPTIONS: usize = 8;
 /// Offset of the checksum field in the TCP header.
 pub const CHECKSUM_OFFSET: u16 = 16;
-const HOP_LIMIT: u8 = 64;
 
 /// A TCP segment read from a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,15 +98,6 @@ fn syn_options(mut bytes: &[u8]) -> SynOptions {
 
 fn seq_num(n: TcpSeqNumber) -> SeqNum {
     SeqNum(n.0.cast_unsigned())
-}
-
-/// The link-layer ends of every frame to the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Macs {
-    /// The gateway's address: the source.
-    pub gateway: [u8; 6],
-    /// The guest's address.
-    pub guest: [u8; 6],
 }
 
 /// A written header, ready to go in front of a payload.

@@ -1,0 +1,317 @@
+//! System calls on datagram sockets that no crate wraps: scattered sends from guest memory, batched
+//! receives, and the error queue.
+//!
+//! Addresses and control messages cross as bytes and are read without pointers.
+#![expect(
+    unsafe_code,
+    reason = "guest memory goes to the kernel as raw iovecs, and recvmmsg has no safe wrapper"
+)]
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::null_mut;
+
+use crate::udp::{Batch, DATAGRAMS, Payload, ROOM};
+
+/// Bytes of the longest address: `struct sockaddr_in6`.
+const NAME: usize = 28;
+/// Pieces of a datagram in guest memory; more are refused. A virtqueue chain of a driver that means
+/// well has at most a dozen.
+const PIECES: usize = 64;
+
+/// Sends one datagram from guest memory.
+pub(super) fn send_payload(
+    fd: BorrowedFd<'_>,
+    to: SocketAddr,
+    payload: &Payload<'_, '_>,
+) -> io::Result<()> {
+    let mut iovecs = [EMPTY; PIECES];
+    let mut used = 0;
+    payload.for_each_slice(|slice| {
+        if let Some(iovec) = iovecs.get_mut(used) {
+            // Plain mmap regions need no guard to stay mapped; the payload's borrow keeps them.
+            iovec.iov_base = slice.ptr_guard().as_ptr().cast_mut().cast();
+            iovec.iov_len = slice.len();
+        }
+        used += 1;
+    });
+    let Some(iovecs) = iovecs.get_mut(..used) else {
+        return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+    };
+    let (mut name, name_len) = encode(to);
+    let mut message = empty_message();
+    message.msg_name = name.as_mut_ptr().cast();
+    message.msg_namelen = name_len;
+    message.msg_iov = iovecs.as_mut_ptr();
+    message.msg_iovlen = iovecs.len();
+    retry(|| {
+        // SAFETY: `message` names a live buffer for the address and `used` iovecs, each the extent
+        // of a `VolatileSlice` that `payload` borrows for the whole call, so the memory is mapped.
+        // The kernel only reads it; that the guest may write it meanwhile changes what is sent, not
+        // what is safe.
+        unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, FLAGS) }
+    })
+    .map(drop)
+}
+
+/// Receives as many datagrams as are there and fit into `batch`.
+pub(super) fn receive_batch(fd: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<()> {
+    batch.clear();
+    let mut names = [[0_u8; NAME]; DATAGRAMS];
+    let mut iovecs = [EMPTY; DATAGRAMS];
+    let mut messages = [libc::mmsghdr {
+        msg_hdr: empty_message(),
+        msg_len: 0,
+    }; DATAGRAMS];
+    for ((room, iovec), (name, message)) in batch
+        .room
+        .chunks_exact_mut(ROOM)
+        .zip(&mut iovecs)
+        .zip(names.iter_mut().zip(&mut messages))
+    {
+        iovec.iov_base = room.as_mut_ptr().cast();
+        iovec.iov_len = room.len();
+        message.msg_hdr.msg_name = name.as_mut_ptr().cast();
+        message.msg_hdr.msg_namelen = NAME as u32;
+        message.msg_hdr.msg_iov = iovec;
+        message.msg_hdr.msg_iovlen = 1;
+    }
+    let n = retry(|| {
+        // SAFETY: the `DATAGRAMS` messages each name one live iovec, over a chunk of `batch.room`
+        // that no other message names, and one address buffer of `NAME` bytes; all outlive the call
+        // and are not borrowed elsewhere while it runs.
+        let n = unsafe {
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                messages.as_mut_ptr(),
+                DATAGRAMS as u32,
+                libc::MSG_DONTWAIT,
+                null_mut(),
+            )
+        };
+        n as isize
+    })?;
+    for (index, message) in messages.iter().enumerate().take(n) {
+        let len = (message.msg_len as usize).min(ROOM);
+        // An address of another family does not come out of a UDP socket.
+        if let Some(from) = decode(&names[index]) {
+            batch.entries[index] = (from, len);
+        } else {
+            batch.entries[index] = (SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), len);
+        }
+        batch.len = index + 1;
+    }
+    Ok(())
+}
+
+/// An entry of the error queue (`struct sock_extended_err`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct QueuedError {
+    /// Whom the datagram was for.
+    pub(super) to: SocketAddr,
+    /// The errno.
+    pub(super) errno: i32,
+    /// `SO_EE_ORIGIN_*`.
+    pub(super) origin: u8,
+    /// Type of the ICMP message.
+    pub(super) kind: u8,
+    /// Code of the ICMP message.
+    pub(super) code: u8,
+    /// MTU, for "fragmentation needed".
+    pub(super) info: u32,
+    /// Who sent the ICMP message.
+    pub(super) offender: Option<SocketAddr>,
+    /// Bytes of the datagram's payload that came with the error.
+    pub(super) len: usize,
+}
+
+/// Takes the next entry off the error queue.
+pub(super) fn receive_error(fd: BorrowedFd<'_>) -> io::Result<Option<QueuedError>> {
+    let mut payload = [0_u8; 2048];
+    let mut iovec = libc::iovec {
+        iov_base: payload.as_mut_ptr().cast(),
+        iov_len: payload.len(),
+    };
+    let mut name = [0_u8; NAME];
+    let mut control = [0_u8; 512];
+    let mut message = empty_message();
+    message.msg_name = name.as_mut_ptr().cast();
+    message.msg_namelen = NAME as u32;
+    message.msg_iov = &raw mut iovec;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = control.len();
+    let len = retry(|| {
+        // SAFETY: `message` names one live iovec over `payload`, and live buffers for the address
+        // and the control messages with their lengths; nothing else borrows them during the call.
+        unsafe {
+            libc::recvmsg(
+                fd.as_raw_fd(),
+                &raw mut message,
+                libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT,
+            )
+        }
+    })?;
+    let control = &control[..message.msg_controllen.min(control.len())];
+    Ok(decode(&name).and_then(|to| parse_error(control, to, len)))
+}
+
+/// Asks for the error queue.
+pub(super) fn enable_error_queue(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
+    let (level, option) = if v6 {
+        (libc::SOL_IPV6, libc::IPV6_RECVERR)
+    } else {
+        (libc::SOL_IP, libc::IP_RECVERR)
+    };
+    let on: libc::c_int = 1;
+    retry(|| {
+        // SAFETY: the value is a live `c_int` and its length is given.
+        let result = unsafe {
+            libc::setsockopt(
+                fd.as_raw_fd(),
+                level,
+                option,
+                (&raw const on).cast(),
+                size_of::<libc::c_int>() as u32,
+            )
+        };
+        result as isize
+    })
+    .map(drop)
+}
+
+/// Finds the extended error among control messages.
+fn parse_error(mut control: &[u8], to: SocketAddr, len: usize) -> Option<QueuedError> {
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    while let Some(header) = control.get(..HEADER) {
+        let cmsg_len = usize::from_ne_bytes(header[..8].try_into().ok()?);
+        let level = i32::from_ne_bytes(header[8..12].try_into().ok()?);
+        let kind = i32::from_ne_bytes(header[12..16].try_into().ok()?);
+        let data = control.get(HEADER..cmsg_len)?;
+        let wanted = (level == libc::SOL_IP && kind == libc::IP_RECVERR)
+            || (level == libc::SOL_IPV6 && kind == libc::IPV6_RECVERR);
+        if wanted {
+            let error = data.get(..16)?;
+            let word = |at: usize| {
+                let bytes = [error[at], error[at + 1], error[at + 2], error[at + 3]];
+                u32::from_ne_bytes(bytes)
+            };
+            return Some(QueuedError {
+                to,
+                errno: word(0).cast_signed(),
+                origin: error[4],
+                kind: error[5],
+                code: error[6],
+                info: word(8),
+                offender: decode(&data[16..]),
+                len,
+            });
+        }
+        control = control.get(cmsg_len.next_multiple_of(size_of::<usize>())..)?;
+    }
+    None
+}
+
+/// Encodes an address as `struct sockaddr_in` or `sockaddr_in6`.
+fn encode(address: SocketAddr) -> ([u8; NAME], u32) {
+    let mut name = [0; NAME];
+    name[2..4].copy_from_slice(&address.port().to_be_bytes());
+    match address {
+        SocketAddr::V4(address) => {
+            name[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+            name[4..8].copy_from_slice(&address.ip().octets());
+            (name, 16)
+        }
+        SocketAddr::V6(address) => {
+            name[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+            name[4..8].copy_from_slice(&address.flowinfo().to_ne_bytes());
+            name[8..24].copy_from_slice(&address.ip().octets());
+            name[24..].copy_from_slice(&address.scope_id().to_ne_bytes());
+            (name, NAME as u32)
+        }
+    }
+}
+
+/// Undoes [`encode`].
+fn decode(name: &[u8]) -> Option<SocketAddr> {
+    let family = i32::from(u16::from_ne_bytes(name.get(..2)?.try_into().ok()?));
+    let port = u16::from_be_bytes(name.get(2..4)?.try_into().ok()?);
+    match family {
+        libc::AF_INET => {
+            let octets: [u8; 4] = name.get(4..8)?.try_into().ok()?;
+            Some((Ipv4Addr::from(octets), port).into())
+        }
+        libc::AF_INET6 => {
+            let octets: [u8; 16] = name.get(8..24)?.try_into().ok()?;
+            let flow = u32::from_ne_bytes(name.get(4..8)?.try_into().ok()?);
+            let scope = u32::from_ne_bytes(name.get(24..28)?.try_into().ok()?);
+            Some(SocketAddrV6::new(Ipv6Addr::from(octets), port, flow, scope).into())
+        }
+        _ => None,
+    }
+}
+
+fn empty_message() -> libc::msghdr {
+    libc::msghdr {
+        msg_name: null_mut(),
+        msg_namelen: 0,
+        msg_iov: null_mut(),
+        msg_iovlen: 0,
+        msg_control: null_mut(),
+        msg_controllen: 0,
+        msg_flags: 0,
+    }
+}
+
+/// Calls until the call is not interrupted by a signal.
+fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        if let Ok(n) = usize::try_from(call()) {
+            return Ok(n);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+const FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+const EMPTY: libc::iovec = libc::iovec {
+    iov_base: null_mut(),
+    iov_len: 0,
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_the_crossing() {
+        for address in ["192.0.2.1:53", "[fe80::1%7]:53", "[::1]:65535"] {
+            let address: SocketAddr = address.parse().unwrap();
+            assert_eq!(decode(&encode(address).0), Some(address));
+        }
+        assert_eq!(decode(&[0; NAME]), None);
+        assert_eq!(decode(&[2, 0, 0]), None);
+    }
+
+    #[test]
+    fn control_messages_cut_anywhere_are_no_error() {
+        let mut control = Vec::new();
+        control.extend(48_usize.to_ne_bytes());
+        control.extend(libc::SOL_IP.to_ne_bytes());
+        control.extend(libc::IP_RECVERR.to_ne_bytes());
+        control.extend(libc::ECONNREFUSED.to_ne_bytes());
+        control.extend([2, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        control.extend(&encode("192.0.2.9:0".parse().unwrap()).0[..16]);
+        let to = "192.0.2.1:9".parse().unwrap();
+        for cut in 0..control.len() {
+            assert_eq!(parse_error(&control[..cut], to, 5), None);
+        }
+        let error = parse_error(&control, to, 5).unwrap();
+        assert_eq!((error.origin, error.kind, error.code), (2, 3, 3));
+        assert_eq!(error.offender, Some("192.0.2.9:0".parse().unwrap()));
+    }
+}
