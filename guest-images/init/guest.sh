@@ -30,7 +30,7 @@ ip link set lo up
 if [ "$net" = dhcp ] && [ -e /sys/class/net/eth0 ]; then
     ip link set eth0 up
     # stays in the background after the first lease, to renew it
-    udhcpc -i eth0 -n -t 8 -T 1 -s /etc/udhcpc.sh >/tmp/udhcpc.log 2>&1 ||
+    udhcpc -i eth0 -n -t 8 -T 1 -O mtu -O search -s /etc/udhcpc.sh >/tmp/udhcpc.log 2>&1 ||
         echo "guest: no DHCP lease on eth0, see /tmp/udhcpc.log" >&2
 fi
 

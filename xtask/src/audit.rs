@@ -6,7 +6,13 @@ use anyhow::{Context, Result};
 
 /// The files that may say `unsafe`, relative to the workspace. Each also opts out of the
 /// workspace's `deny(unsafe_code)` with a reason.
-const ALLOWED: [&str; 0] = [];
+const ALLOWED: [&str; 5] = [
+    "net/src/host/send.rs",
+    "net/src/host/sys.rs",
+    "vmm/src/kvm.rs",
+    "vmm/src/sys.rs",
+    "vmm/src/terminal.rs",
+];
 
 /// Prints the count of each file; false if a file outside the list has any.
 pub(crate) fn run(root: &Path) -> Result<bool> {

@@ -1,10 +1,10 @@
 //! The whole stack between a guest with a real TCP (smoltcp's) and real sockets of this machine.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 
-use smoltcp::socket::tcp;
+use smoltcp::socket::{tcp, udp};
 
 use super::Stack;
 use crate::config::{Config, Forward, Protocol};
@@ -163,4 +163,44 @@ fn a_forward_leads_into_the_guest() {
     });
     assert_eq!(heard, b"knock");
     assert_eq!(client.join().unwrap(), "come in");
+}
+
+#[test]
+fn datagrams_go_out_and_their_answers_come_back() {
+    let far = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = far.local_addr().unwrap().port();
+    let echo = thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        for _ in 0..3 {
+            let (n, from) = far.recv_from(&mut buffer).unwrap();
+            far.send_to(&buffer[..n], from).unwrap();
+        }
+    });
+    let mut guest = guest(open(), RxPath::Ring);
+    let mut socket = None;
+    let mut got = Vec::new();
+    guest.run_until(|sockets| {
+        let handle = *socket.get_or_insert_with(|| {
+            let buffer = || {
+                let meta = vec![udp::PacketMetadata::EMPTY; 8];
+                udp::PacketBuffer::new(meta, vec![0; 8192])
+            };
+            let mut socket = udp::Socket::new(buffer(), buffer());
+            socket.bind(4096).unwrap();
+            for len in [1472, 0, 3] {
+                let to = (GATEWAY, port);
+                socket.send_slice(&pattern(len), to).unwrap();
+            }
+            sockets.add(socket)
+        });
+        let socket = sockets.get_mut::<udp::Socket<'_>>(handle);
+        while socket.can_recv() {
+            let (payload, meta) = socket.recv().unwrap();
+            assert_eq!(meta.endpoint, (GATEWAY, port).into());
+            got.push(payload.to_vec());
+        }
+        got.len() == 3
+    });
+    assert_eq!(got, [1472, 0, 3].map(pattern));
+    echo.join().unwrap();
 }

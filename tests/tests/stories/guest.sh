@@ -67,7 +67,7 @@ again() { # the network works, by DHCP, after something happened to the card
         i=$((i + 1))
     done
     ip link set eth0 up && rm -f /tmp/lease &&
-        udhcpc -i eth0 -n -q -t 8 -T 1 -s /etc/udhcpc.sh && peer sequence $gateway 20
+        udhcpc -i eth0 -n -q -t 8 -T 1 -O mtu -O search -s /etc/udhcpc.sh && peer sequence $gateway 20
 }
 
 # the lab asks through the forward; both wait for each other
