@@ -103,7 +103,7 @@ fn cpu_ticks(pid: u32) -> Result<u64> {
 }
 
 /// Resident memory beyond the guest's own: all but the shared pages that guest RAM is made of.
-fn overhead_kib(pid: u32) -> Result<u64> {
+pub(crate) fn overhead_kib(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let field = |name: &str| {
         status

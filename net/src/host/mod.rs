@@ -11,5 +11,6 @@ mod udp;
 pub(crate) use os::{DNS, PING, UDP};
 pub use os::{OsHost, Subject};
 pub use ping::OsPing;
+pub(crate) use sys::descriptor_limit;
 pub use tcp::OsTcp;
 pub use udp::OsUdp;

@@ -141,6 +141,7 @@ impl OsHost {
                 readable: event.is_readable() || failed,
                 writable: event.is_writable() || failed,
                 read_closed: event.is_read_closed() || failed,
+                failed,
             };
             (Subject::of(event.token()), readiness)
         }));
@@ -168,17 +169,16 @@ impl TcpHost for OsHost {
         Ok(OsTcp::new(stream))
     }
 
-    fn accept(&mut self, listener: usize) -> Option<(TcpStream, SocketAddr)> {
+    fn accept(&mut self, listener: usize) -> io::Result<(TcpStream, SocketAddr)> {
+        let listener = self
+            .listeners
+            .get(listener)
+            .ok_or(io::ErrorKind::WouldBlock)?;
         loop {
-            match self.listeners.get(listener)?.accept() {
-                Ok(accepted) => return Some(accepted),
+            match listener.accept() {
                 // The peer gave up while it waited: the next one may be there.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a forwarded connection");
-                    return None;
-                }
+                result => return result,
             }
         }
     }

@@ -20,6 +20,22 @@ const NAME: usize = 28;
 /// well has at most a dozen.
 const PIECES: usize = 64;
 
+/// Descriptors that the process may have open.
+pub(crate) fn descriptor_limit() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the pointer is to a local that lives through the call, which only writes to it.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    // What POSIX promises where the kernel does not tell.
+    const MINIMUM: usize = 20;
+    match result {
+        0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
+        _ => MINIMUM,
+    }
+}
+
 /// Sends one datagram from guest memory.
 pub(super) fn send_payload(
     fd: BorrowedFd<'_>,

@@ -174,8 +174,8 @@ impl<H: PingHost> Echo<H> {
         }
     }
 
-    /// Queues the replies that are there, as far as `outbox` takes them.
-    pub fn pump(&mut self, macs: Macs, outbox: &mut Outbox) {
+    /// Queues the replies that are there, as far as `outbox` takes them. True when some are left.
+    pub fn pump(&mut self, macs: Macs, outbox: &mut Outbox) -> bool {
         for flow in self.flows.iter_mut().filter(|flow| flow.readable) {
             self.buffer.resize(MAX_MESSAGE, 0);
             // An outbox that is full keeps the rest in the socket for the next round.
@@ -200,6 +200,7 @@ impl<H: PingHost> Echo<H> {
                 }
             }
         }
+        self.flows.iter().any(|flow| flow.readable)
     }
 
     /// When [`Self::handle_timeout`] wants to be called.

@@ -60,7 +60,9 @@ impl Stack {
         match ethernet.ethertype() {
             EthernetProtocol::Ipv4 => {
                 let ip = ipv4::parse(&head[ETHERNET..], frame.len() - ETHERNET)?;
-                if ip.src != self.config.guest_ip && !ip.src.is_unspecified() {
+                // Only DHCP speaks without an address.
+                let nameless = ip.src.is_unspecified() && ip.protocol == IpProtocol::Udp;
+                if ip.src != self.config.guest_ip && !nameless {
                     return Err(DropReason::Spoofed);
                 }
                 match ip.protocol {

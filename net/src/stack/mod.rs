@@ -40,6 +40,12 @@ use crate::wire::Macs;
 /// Lease time of the one address. It is the guest's for good; renewals only show that it lives.
 const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// Descriptors that TCP flows leave alone: for UDP flows, DNS queries, pings and the VMM itself.
+const RESERVED: usize = 2048;
+
+/// When connections that had to wait at a forward are looked at again.
+const RETRY_ACCEPT: Duration = Duration::from_millis(100);
+
 /// Fillings of the outbox per turn.
 const ROUNDS: usize = 4;
 
@@ -60,6 +66,9 @@ pub struct Stack {
     outbox: Outbox,
     /// TCP forwards, by listener.
     forwards: Vec<Forward>,
+    /// Listeners with connections that wait.
+    waiting: Vec<usize>,
+    retry_accept: Option<Instant>,
     drops: Drops,
 }
 
@@ -120,7 +129,7 @@ impl Stack {
         dns.set_servers(&resolv.resolvers().servers);
         let secret = host.random()?;
         Ok(Self {
-            tcp: Flows::new(tcp_link(&config, &link, rx), Limits::default(), secret),
+            tcp: Flows::new(tcp_link(&config, &link, rx), limits(), secret),
             config,
             link,
             rx,
@@ -133,6 +142,8 @@ impl Stack {
             resolv,
             outbox: Outbox::default(),
             forwards,
+            waiting: Vec::new(),
+            retry_accept: None,
             drops: Drops::default(),
         })
     }
@@ -156,7 +167,7 @@ impl Stack {
             for (subject, readiness) in events.drain(..) {
                 match subject {
                     Subject::Tcp(id) => self.tcp.handle_event(id, readiness, now),
-                    Subject::Listener(index) => self.accept(index, now),
+                    Subject::Listener(index) => self.note_waiting(index),
                     Subject::Other(PING, number) => self.echo.handle_event(number),
                     Subject::Other(UDP, number) => self.udp.handle_event(number),
                     Subject::Other(DNS, number) => self.dns.handle_event(number),
@@ -170,19 +181,29 @@ impl Stack {
         }
     }
 
-    fn accept(&mut self, listener: usize, now: Instant) {
-        let Some(forward) = self.forwards.get(listener) else {
-            return;
-        };
-        let guest = SocketAddr::from((self.config.guest_ip, forward.guest_port));
+    fn note_waiting(&mut self, listener: usize) {
+        if !self.waiting.contains(&listener) {
+            self.waiting.push(listener);
+        }
+    }
+
+    /// Takes the connections that wait at forwards. Where some have to go on waiting, for a descriptor
+    /// or a place in the table, no event will say when: [`RETRY_ACCEPT`] does.
+    fn accept(&mut self, now: Instant) {
         let config = &self.config;
-        self.tcp.accept(
-            listener,
-            guest,
-            |peer| config.seen_by_guest(peer),
-            &mut self.host,
-            now,
-        );
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.retain(|&listener| {
+            let Some(forward) = self.forwards.get(listener) else {
+                return false;
+            };
+            let guest = SocketAddr::from((config.guest_ip, forward.guest_port));
+            let seen_as = |peer| config.seen_by_guest(peer);
+            !self
+                .tcp
+                .accept(listener, guest, seen_as, &mut self.host, now)
+        });
+        self.retry_accept = (!waiting.is_empty()).then_some(now + RETRY_ACCEPT);
+        self.waiting = waiting;
     }
 
     /// Asks the host's resolvers from now on, if they changed.
@@ -198,8 +219,8 @@ impl Stack {
         let (macs, mtu, dns) = (self.macs(), self.link.mtu, self.config.dns.into());
         for _ in 0..ROUNDS {
             let out = &mut self.outbox;
-            self.echo.pump(macs, out);
-            let more = self.dns.pump(dns, macs, mtu, &mut self.host, out, now)
+            let more = self.echo.pump(macs, out)
+                | self.dns.pump(dns, macs, mtu, &mut self.host, out, now)
                 | self.udp.pump(&self.config, macs, mtu, out, now);
             if !self.outbox.deliver(ring) {
                 return Stop::NoBuffers;
@@ -231,6 +252,18 @@ impl Stack {
             self.outbox
                 .push(|frame| write_unreachable(frame, macs, gateway, guest, code, &quote));
         }
+    }
+}
+
+/// Bounds that follow from how many descriptors the process may have: each flow needs one, and some
+/// are left for everything else.
+fn limits() -> Limits {
+    let limits = Limits::default();
+    let descriptors = crate::host::descriptor_limit();
+    let most = descriptors.saturating_sub(RESERVED).max(descriptors / 2);
+    Limits {
+        flows: limits.flows.min(most),
+        ..limits
     }
 }
 
@@ -282,11 +315,14 @@ impl Backend for Stack {
                 self.drops.count(reason);
             }
         }
-        self.tcp.end_run(&mut run);
+        self.tcp.end_run(&mut run, now);
     }
 
     fn receive(&mut self, ring: &mut dyn RxRing, now: Instant) -> Stop {
         self.take_events(now);
+        if !self.waiting.is_empty() {
+            self.accept(now);
+        }
         self.tcp.handle_timeout(now);
         self.echo.handle_timeout(now);
         self.udp.handle_timeout(now);
@@ -308,6 +344,7 @@ impl Backend for Stack {
 
     fn deadline(&self) -> Option<Instant> {
         [
+            self.retry_accept,
             self.tcp.poll_timeout(),
             self.echo.poll_timeout(),
             self.udp.poll_timeout(),

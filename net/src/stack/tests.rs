@@ -204,3 +204,36 @@ fn datagrams_go_out_and_their_answers_come_back() {
     assert_eq!(got, [1472, 0, 3].map(pattern));
     echo.join().unwrap();
 }
+
+#[test]
+fn an_upload_to_a_slow_reader_never_stops() {
+    let len = 6 << 20;
+    let (port, thread) = server(move |mut stream| {
+        let mut got = Vec::new();
+        let mut piece = vec![0; 50_000];
+        loop {
+            let n = stream.read(&mut piece).unwrap();
+            if n == 0 {
+                break;
+            }
+            got.extend_from_slice(&piece[..n]);
+            thread::sleep(std::time::Duration::from_millis(2));
+        }
+        assert!(got == pattern(len));
+    });
+    let data = pattern(len);
+    let mut guest = guest(open(), RxPath::Ring);
+    let socket = guest.connect((GATEWAY, port));
+    let mut sent = 0;
+    guest.run_until(|sockets| {
+        let socket = sockets.get_mut::<tcp::Socket<'_>>(socket);
+        if socket.can_send() && sent < data.len() {
+            sent += socket.send_slice(&data[sent..]).unwrap();
+            if sent == data.len() {
+                socket.close();
+            }
+        }
+        matches!(socket.state(), tcp::State::TimeWait | tcp::State::Closed)
+    });
+    thread.join().unwrap();
+}

@@ -164,11 +164,6 @@ impl Conn {
         matches!(self.state, State::Closed)
     }
 
-    /// A SYN that may replace this connection (RFC 9293, 3.10.7.4, TIME-WAIT).
-    pub fn may_restart(&self) -> bool {
-        self.is_finished()
-    }
-
     /// The sending half, once synchronized.
     pub fn sender(&mut self) -> Option<&mut Sender> {
         match &mut self.state {

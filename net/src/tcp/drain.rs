@@ -61,15 +61,25 @@ impl<H: TcpHost> Flows<H> {
             return;
         };
         if run.flow.is_some_and(|other| other != id) {
-            self.end_run(run);
+            self.end_run(run, now);
         }
 
         let Some((_, flow)) = self.table.get_mut(id) else {
             return;
         };
+        if flow.conn.is_closed() {
+            // Only the host still waits for what the guest sent before.
+            return;
+        }
+        let mut segment = *segment;
+        if self.tail_bytes >= self.limits.tails && !flow.tail.is_empty() {
+            // No room to take anything over: the guest will send it again.
+            segment.len = 0;
+            segment.flags -= Flags::FIN;
+        }
         let before = flow.conn.in_flight();
         let tail = flow.tail_len();
-        let outcome = flow.conn.handle_segment(segment, tail, now);
+        let outcome = flow.conn.handle_segment(&segment, tail, now);
         self.in_flight -= u64::from(before - flow.conn.in_flight());
         flow.ring.consume(outcome.released as usize);
         if outcome.established {
@@ -88,39 +98,39 @@ impl<H: TcpHost> Flows<H> {
             self.send_loose(key, header);
         }
         if outcome.reset {
-            self.end_run(run);
+            self.end_run(run, now);
             self.guest_reset(id);
             return;
         }
         if outcome.take.fin {
-            self.end_run(run);
+            self.end_run(run, now);
             if let Some((_, flow)) = self.table.get_mut(id) {
                 flow.end_of_guest_stream();
             }
         }
         // A run that ends later settles the flow again; this makes the ACK due in any case.
-        self.settle_after_run(id, run);
+        self.settle_after_run(id, run, now);
     }
 
     fn may_restart(&mut self, id: FlowId) -> bool {
         self.table
             .get_mut(id)
-            .is_some_and(|(_, flow)| flow.conn.may_restart())
+            .is_some_and(|(_, flow)| flow.conn.is_finished() && flow.tail.is_empty())
     }
 
-    fn settle_after_run(&mut self, id: FlowId, run: &mut Run<'_>) {
+    fn settle_after_run(&mut self, id: FlowId, run: &mut Run<'_>, now: Instant) {
         let closed = self
             .table
             .get_mut(id)
             .is_some_and(|(_, flow)| flow.conn.is_closed());
         if closed {
-            self.end_run(run);
+            self.end_run(run, now);
         }
-        self.settle(id);
+        self.settle(id, now);
     }
 
     /// Gives the run to its socket. Call at the end of each burst.
-    pub fn end_run(&mut self, run: &mut Run<'_>) {
+    pub fn end_run(&mut self, run: &mut Run<'_>, now: Instant) {
         let Some(id) = run.flow.take() else { return };
         if let Some((_, flow)) = self.table.get_mut(id) {
             let sent = if flow.tail.is_empty() {
@@ -130,8 +140,10 @@ impl<H: TcpHost> Flows<H> {
             };
             match sent {
                 Ok(sent) => {
+                    let before = flow.tail.len();
                     flow.tail.push(&run.slices, sent);
-                    self.settle(id);
+                    self.tail_bytes += (flow.tail.len() - before) as u64;
+                    self.settle(id, now);
                 }
                 Err(_) => self.host_reset(id),
             }

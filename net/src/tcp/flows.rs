@@ -15,7 +15,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::conn::{Conn, Timeout};
 use super::segment::{Flags, Header, Segment, reset_for};
@@ -47,6 +47,9 @@ pub struct Limits {
     pub in_flight: u64,
     /// Octets of ring memory over all flows. At the bound rings stop growing.
     pub rings: u64,
+    /// Octets taken from the guest that wait for host sockets, over all flows. At the bound flows
+    /// that have some take no more, and the guest repeats what it sent.
+    pub tails: u64,
 }
 
 impl Default for Limits {
@@ -55,6 +58,7 @@ impl Default for Limits {
             flows: 32 << 10,
             in_flight: 2 << 20,
             rings: 512 << 20,
+            tails: 64 << 20,
         }
     }
 }
@@ -139,8 +143,12 @@ pub(super) struct Flow<S> {
     pub(super) eof: bool,
     /// The guest's stream has ended: shut the socket when the tail is empty.
     shutdown_due: bool,
+    /// The flow waits until octets in flight over all flows are below their bound.
+    pub(super) capped: bool,
     /// An entry for this flow is in the timer heap, at this time.
     timer: Option<Instant>,
+    /// When the host loses its claim on the tail of a connection that is over.
+    linger: Option<Instant>,
     /// Frames to the guest (counter).
     pub(super) segments_to_guest: u64,
 }
@@ -166,18 +174,32 @@ pub struct TcpCounters {
 pub struct Flows<H: TcpHost> {
     pub(super) table: FlowTable<Flow<H::Socket>>,
     pub(super) ready: VecDeque<FlowId>,
+    /// Flows that wait for octets in flight over all flows to go down; each once.
+    pub(super) capped: Vec<FlowId>,
     timers: BinaryHeap<Reverse<(Instant, FlowId)>>,
     /// Answers that belong to no flow.
     pub(super) loose: VecDeque<(FlowKey, Header)>,
     unreachable: VecDeque<Unreachable>,
     pub(super) in_flight: u64,
     pub(super) ring_bytes: u64,
+    pub(super) tail_bytes: u64,
     pub(super) limits: Limits,
     pub(super) link: TcpLink,
     pub(super) scratch: Vec<u8>,
     pub(super) counters: TcpCounters,
     secret: u64,
     start: Option<Instant>,
+}
+
+/// How long a far end that does not read may hold the rest of a connection that the guest has closed.
+const LINGER: Duration = Duration::from_secs(120);
+
+/// The host has nothing to give: descriptors, memory or ports.
+fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EADDRNOTAVAIL)
+    )
 }
 
 /// Answers that wait for RX descriptors and belong to no flow; more are dropped.
@@ -189,11 +211,13 @@ impl<H: TcpHost> Flows<H> {
         Self {
             table: FlowTable::new(limits.flows),
             ready: VecDeque::new(),
+            capped: Vec::new(),
             timers: BinaryHeap::new(),
             loose: VecDeque::new(),
             unreachable: VecDeque::new(),
             in_flight: 0,
             ring_bytes: 0,
+            tail_bytes: 0,
             limits,
             link,
             scratch: Vec::new(),
@@ -236,6 +260,12 @@ impl<H: TcpHost> Flows<H> {
     /// True when there is something to send to the guest.
     pub fn has_work(&self) -> bool {
         !self.ready.is_empty() || !self.loose.is_empty()
+    }
+
+    /// Entries in the timer heap.
+    #[cfg(test)]
+    pub(crate) fn timer_entries(&self) -> usize {
+        self.timers.len()
     }
 
     /// When [`Self::handle_timeout`] wants to be called.
@@ -282,9 +312,12 @@ impl<H: TcpHost> Flows<H> {
         match opened {
             Ok(_) => self.counters.opened += 1,
             Err(error) => {
-                let refusal = Refusal::of(&error);
-                self.counters.refused += 1;
-                self.refuse(&key, syn, refusal);
+                if is_exhaustion(&error) {
+                    self.counters.exhausted += 1;
+                } else {
+                    self.counters.refused += 1;
+                }
+                self.refuse(&key, syn, Refusal::of(&error));
             }
         }
     }
@@ -317,7 +350,9 @@ impl<H: TcpHost> Flows<H> {
     }
 
     /// Takes what waits at listener `listener`. Connections go to `guest`; `seen_as` names the far end
-    /// as the guest is to see it.
+    /// as the guest is to see it. False when some may be left: call again later.
+    ///
+    /// Callers get no more than three quarters of the table, so they cannot lock the guest out.
     pub fn accept(
         &mut self,
         listener: usize,
@@ -325,10 +360,11 @@ impl<H: TcpHost> Flows<H> {
         seen_as: impl Fn(SocketAddr) -> SocketAddr,
         host: &mut H,
         now: Instant,
-    ) {
-        while !self.table.is_full() {
-            let Some((accepted, peer)) = host.accept(listener) else {
-                return;
+    ) -> bool {
+        while self.table.len() < (self.limits.flows * 3).div_ceil(4) {
+            let (accepted, peer) = match host.accept(listener) {
+                Ok(accepted) => accepted,
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
             };
             let Some(key) = self.free_key(guest, seen_as(peer)) else {
                 continue;
@@ -341,9 +377,10 @@ impl<H: TcpHost> Flows<H> {
             });
             if let Ok(id) = flow {
                 self.counters.accepted += 1;
-                self.settle(id);
+                self.settle(id, now);
             }
         }
+        false
     }
 
     /// A key for a connection to `guest`: the far port gives way when another flow has it.
@@ -375,11 +412,20 @@ impl<H: TcpHost> Flows<H> {
         }
         flow.readable |= readiness.readable || readiness.read_closed;
         flow.read_closed |= readiness.read_closed;
-        if readiness.writable && !flow.flush_tail() {
+        // Past the far end's FIN no read would tell of a reset.
+        let broken = readiness.failed && flow.eof;
+        let before = flow.tail.len();
+        let flushed = !readiness.writable || flow.flush_tail();
+        let sent = before - flow.tail.len();
+        if sent > 0 {
+            flow.linger = None;
+        }
+        self.tail_bytes -= sent as u64;
+        if broken || !flushed {
             self.host_reset(id);
             return;
         }
-        self.settle(id);
+        self.settle(id, now);
     }
 
     fn connect_failed(&mut self, id: FlowId, error: &io::Error) {
@@ -412,6 +458,7 @@ impl<H: TcpHost> Flows<H> {
         let (key, flow) = self.table.remove(id)?;
         self.in_flight -= u64::from(flow.conn.in_flight());
         self.ring_bytes -= flow.ring.capacity() as u64;
+        self.tail_bytes -= flow.tail.len() as u64;
         Some((key, flow))
     }
 
@@ -424,14 +471,14 @@ impl<H: TcpHost> Flows<H> {
     }
 
     /// Something happened to flow `id`: serve it, unless it still waits for the host.
-    pub(super) fn settle(&mut self, id: FlowId) {
+    pub(super) fn settle(&mut self, id: FlowId, now: Instant) {
         let Some((_, flow)) = self.table.get_mut(id) else {
             return;
         };
         if !flow.conn.is_connecting() {
             self.requeue(id);
         }
-        self.schedule(id);
+        self.schedule(id, now);
     }
 
     /// Puts flow `id` in line for [`Self::pump`].
@@ -445,20 +492,36 @@ impl<H: TcpHost> Flows<H> {
     }
 
     /// Sees to it that the timer of flow `id` will be looked at; forgets the flow when it is over.
-    pub(super) fn schedule(&mut self, id: FlowId) {
+    pub(super) fn schedule(&mut self, id: FlowId, now: Instant) {
         let Some((_, flow)) = self.table.get_mut(id) else {
             return;
         };
-        if flow.conn.is_closed() {
+        if flow.conn.is_finished() && !flow.tail.is_empty() {
+            // The guest's side is over, but what it sent is still on its way.
+            flow.linger.get_or_insert(now + LINGER);
+        } else if flow.conn.is_closed() {
             self.remove(id);
             return;
         }
-        if let Some(at) = flow.conn.poll_timeout()
+        if let Some(at) = flow.poll_timeout()
             && flow.timer.is_none_or(|timer| at < timer)
         {
             flow.timer = Some(at);
             self.timers.push(Reverse((at, id)));
+            if self.timers.len() > 64 + 4 * self.table.len() {
+                self.drop_stale_timers();
+            }
         }
+    }
+
+    /// Entries of flows that ended or have an earlier one.
+    fn drop_stale_timers(&mut self) {
+        let table = &mut self.table;
+        self.timers.retain(|Reverse((at, id))| {
+            table
+                .get_mut(*id)
+                .is_some_and(|(_, flow)| flow.timer == Some(*at))
+        });
     }
 
     /// Acts on every timer that is due.
@@ -476,6 +539,10 @@ impl<H: TcpHost> Flows<H> {
                 continue;
             }
             flow.timer = None;
+            if flow.linger.is_some_and(|linger| now >= linger) {
+                self.guest_reset(id);
+                continue;
+            }
             let before = flow.conn.in_flight();
             let tail = flow.tail_len();
             match flow.conn.handle_timeout(tail, now) {
@@ -501,7 +568,7 @@ impl<H: TcpHost> Flows<H> {
                 }
                 self.in_flight -= u64::from(before - after);
             }
-            self.settle(id);
+            self.settle(id, now);
         }
     }
 
@@ -523,6 +590,8 @@ pub struct Readiness {
     pub writable: bool,
     /// The far end closed its stream or the connection.
     pub read_closed: bool,
+    /// The connection broke.
+    pub failed: bool,
 }
 
 impl<S: TcpSocket> Flow<S> {
@@ -538,9 +607,19 @@ impl<S: TcpSocket> Flow<S> {
             read_closed: false,
             eof: false,
             shutdown_due: false,
+            capped: false,
             timer: None,
+            linger: None,
             segments_to_guest: 0,
         }
+    }
+
+    /// When something is due for the flow.
+    fn poll_timeout(&self) -> Option<Instant> {
+        [self.conn.poll_timeout(), self.linger]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Octets taken from the guest and not given to the host.

@@ -45,8 +45,14 @@ impl<H: TcpHost> Flows<H> {
             return Stop::NoBuffers;
         }
         let mut budget = BURST;
-        // Flows at the common bound go back in line: an ACK from any flow may free room for them.
-        let mut capped = Vec::new();
+        if self.in_flight < self.limits.in_flight {
+            for id in std::mem::take(&mut self.capped) {
+                if let Some((_, flow)) = self.table.get_mut(id) {
+                    flow.capped = false;
+                    self.requeue(id);
+                }
+            }
+        }
         let stop = loop {
             let Some(id) = self.ready.pop_front() else {
                 break Stop::Idle;
@@ -55,26 +61,32 @@ impl<H: TcpHost> Flows<H> {
             match turn {
                 Turn::Done => {}
                 Turn::More => self.requeue(id),
-                Turn::Capped => capped.push(id),
+                Turn::Capped => self.wait_for_room(id),
                 Turn::Broken => self.host_reset(id),
                 Turn::NoBuffers => {
                     self.requeue(id);
                     break Stop::NoBuffers;
                 }
             }
-            self.schedule(id);
+            self.schedule(id, now);
             if budget == 0 {
                 break Stop::Yield;
             }
         };
-        for id in capped {
-            self.requeue(id);
-        }
         // Flows that broke in their turn left a RST.
         if self.send_loose_segments(ring) {
             stop
         } else {
             Stop::NoBuffers
+        }
+    }
+
+    /// Sets a flow aside until the octets in flight over all flows are below their bound.
+    fn wait_for_room(&mut self, id: FlowId) {
+        if let Some((_, flow)) = self.table.get_mut(id)
+            && !std::mem::replace(&mut flow.capped, true)
+        {
+            self.capped.push(id);
         }
     }
 
@@ -127,7 +139,10 @@ impl<H: TcpHost> Flows<H> {
                 break Turn::More;
             }
             // A flow with nothing in flight may always send one frame, so none starves.
-            if self.in_flight >= self.limits.in_flight && sender.in_flight() > 0 {
+            if self.in_flight >= self.limits.in_flight
+                && sender.in_flight() > 0
+                && !sender.resends_front()
+            {
                 break Turn::Capped;
             }
             let len = grant.len as usize;
@@ -193,7 +208,8 @@ impl<S: TcpSocket> Flow<S> {
             let room = self.ring.room();
             match self.ring.fill(|pieces| self.socket.read(pieces)) {
                 Ok(0) => self.eof = true,
-                // A short read drained the socket, unless the end is behind it.
+                // A short read drained the socket, unless the end is behind it. (It may also stop at
+                // urgent data; what is behind that waits for the next segment.)
                 Ok(n) => self.readable = n == room || self.read_closed,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

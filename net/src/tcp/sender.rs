@@ -92,9 +92,17 @@ pub enum Expired {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Timer {
-    Idle { since: Instant },
-    Retransmit { at: Instant },
-    Persist { at: Instant, interval: Duration },
+    /// Nothing is owed; a probe is due then.
+    Idle {
+        at: Instant,
+    },
+    Retransmit {
+        at: Instant,
+    },
+    Persist {
+        at: Instant,
+        interval: Duration,
+    },
 }
 
 /// Sending half of a synchronized connection.
@@ -144,7 +152,9 @@ impl Sender {
             mss: mss.max(1),
             fin: Fin::Open,
             rto: Rto::new(),
-            timer: Timer::Idle { since: now },
+            timer: Timer::Idle {
+                at: now + KEEPALIVE_IDLE,
+            },
             unanswered: 0,
             timed: None,
             dup_acks: 0,
@@ -184,7 +194,10 @@ impl Sender {
     /// grow, unless it is all that the guest ever offers (RFC 9293, 3.8.6.2.1).
     pub fn grant(&self, queued: u32, room: u32) -> Option<Grant> {
         if self.resend_front {
-            let len = (self.snd_max - self.snd_una).min(queued).min(room);
+            let len = (self.snd_max - self.snd_una)
+                .min(queued)
+                .min(room)
+                .min(self.snd_wnd);
             return (len > 0).then_some(Grant {
                 offset: 0,
                 len,
@@ -273,6 +286,11 @@ impl Sender {
         matches!(self.fin, Fin::Sent(_) | Fin::Acked)
     }
 
+    /// The next grant repeats the front of the window: it adds nothing to what is in flight.
+    pub fn resends_front(&self) -> bool {
+        self.resend_front
+    }
+
     /// FIN was acknowledged: this half is done.
     pub fn closed(&self) -> bool {
         self.fin == Fin::Acked
@@ -307,14 +325,15 @@ impl Sender {
             self.snd_wl2 = ack;
         }
         self.unanswered = 0;
-        if let Timer::Idle { since } = &mut self.timer {
-            *since = now;
+        if let Timer::Idle { at } = &mut self.timer {
+            *at = now + KEEPALIVE_IDLE;
         }
         if ack.after(self.snd_una) && !self.is_beyond(ack) {
             acked = self.advance(ack, now);
         } else if ack == self.snd_una
             && len == 0
             && window == window_was
+            && window > 0
             && self.snd_max.after(self.snd_una)
         {
             self.dup_acks += 1;
@@ -362,7 +381,9 @@ impl Sender {
             self.snd_nxt = ack;
             self.snd_max = ack;
         }
-        self.timer = Timer::Idle { since: now };
+        self.timer = Timer::Idle {
+            at: now + KEEPALIVE_IDLE,
+        };
         Acked { released, fin }
     }
 
@@ -374,7 +395,9 @@ impl Sender {
         match self.timer {
             Timer::Idle { .. } if self.owes() => self.arm(now),
             Timer::Persist { .. } if self.snd_wnd > window_was => {
-                self.timer = Timer::Idle { since: now };
+                self.timer = Timer::Idle {
+                    at: now + KEEPALIVE_IDLE,
+                };
             }
             _ => {}
         }
@@ -399,8 +422,7 @@ impl Sender {
     /// When [`Self::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Instant {
         match self.timer {
-            Timer::Retransmit { at } | Timer::Persist { at, .. } => at,
-            Timer::Idle { since } => since + KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * self.unanswered,
+            Timer::Retransmit { at } | Timer::Persist { at, .. } | Timer::Idle { at } => at,
         }
     }
 
@@ -418,7 +440,14 @@ impl Sender {
         }
         self.unanswered += 1;
         match self.timer {
-            Timer::Idle { .. } => Expired::Probe,
+            Timer::Idle { .. } => {
+                // From now, not from when it was due: a process that was stopped for a while has not
+                // asked yet.
+                self.timer = Timer::Idle {
+                    at: now + KEEPALIVE_INTERVAL,
+                };
+                Expired::Probe
+            }
             Timer::Persist { interval, .. } => {
                 let interval = (interval * 2).min(PERSIST_MAX);
                 self.timer = Timer::Persist {

@@ -20,8 +20,11 @@ pub trait TcpHost {
     /// Reports what `connect` does, other than that it is in progress.
     fn connect(&mut self, to: SocketAddr, id: FlowId) -> io::Result<Self::Socket>;
 
-    /// Takes the next connection from listener `listener`; `None` when there is none.
-    fn accept(&mut self, listener: usize) -> Option<(Self::Accepted, SocketAddr)>;
+    /// Takes the next connection from listener `listener`.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none; anything else when the host cannot take it now.
+    fn accept(&mut self, listener: usize) -> io::Result<(Self::Accepted, SocketAddr)>;
 
     /// Makes an accepted connection report its readiness as `id`.
     ///

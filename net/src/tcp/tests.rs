@@ -589,3 +589,162 @@ mod closing {
         assert!(t.far().borrow().saw_reset && t.far().borrow().dropped);
     }
 }
+
+/// Found in review; each was wrong once.
+mod regressions {
+    use super::*;
+    use crate::tcp::flows::Readiness;
+
+    #[test]
+    fn a_tail_outlives_a_connection_that_both_sides_closed() {
+        // The guest closes last.
+        let mut t = Script::established(Setup::default());
+        t.far().borrow_mut().room = 3;
+        t.guest_sends(seg().fin().data(b"abcdef"));
+        t.guest_sees(seg().ack(8));
+        t.host_closes();
+        t.guest_sees(seg().seq(1).ack(8).fin());
+        t.guest_sends(seg().seq(8).ack(2));
+        assert!(!t.far().borrow().dropped);
+        t.guest_sends(seg().no_ack().syn());
+        t.quiet();
+        t.host_room(usize::MAX);
+        assert_eq!(t.far().borrow().arrived, b"abcdef");
+        assert!(t.far().borrow().saw_fin && t.far().borrow().dropped);
+        assert!(t.flows.is_empty());
+
+        // The host closes first, and TIME-WAIT is over before the tail is.
+        let mut t = Script::established(Setup::default());
+        t.host_closes();
+        t.guest_sees(seg().fin());
+        t.far().borrow_mut().room = 3;
+        t.guest_sends(seg().ack(2).fin().data(b"abcdef"));
+        t.guest_sees(seg().seq(2).ack(8));
+        t.after(ms(10_000)).quiet();
+        t.host_room(usize::MAX);
+        assert_eq!(t.far().borrow().arrived, b"abcdef");
+        assert!(t.far().borrow().saw_fin && !t.far().borrow().saw_reset);
+        assert!(t.flows.is_empty());
+    }
+
+    #[test]
+    fn a_far_end_that_never_reads_is_given_up_after_the_guest_has_closed() {
+        let mut t = Script::established(Setup::default());
+        t.far().borrow_mut().room = 0;
+        t.guest_sends(seg().fin().data(b"abcdef"));
+        t.guest_sees(seg().ack(8));
+        t.host_closes();
+        t.guest_sees(seg().seq(1).ack(8).fin());
+        t.guest_sends(seg().seq(8).ack(2));
+        t.after(ms(119_000));
+        assert_eq!(t.flows.len(), 1);
+        t.after(ms(1000));
+        assert!(t.flows.is_empty() && t.far().borrow().saw_reset);
+    }
+
+    #[test]
+    fn tails_are_bounded_over_all_flows() {
+        let mut t = Script::established(Setup {
+            limits: Limits {
+                tails: 1000,
+                ..Limits::default()
+            },
+            ..Setup::default()
+        });
+        t.far().borrow_mut().room = 0;
+        t.guest_sends(seg().data(pattern(1200)));
+        t.guest_sees(seg().ack(1201));
+        t.guest_sends(seg().seq(1201).fin().data(b"more"));
+        t.quiet();
+        t.host_room(usize::MAX);
+        t.guest_sends(seg().seq(1201).fin().data(b"more"));
+        t.guest_sees(seg().ack(1206));
+        assert_eq!(t.far().borrow().arrived.len(), 1204);
+        assert!(t.far().borrow().saw_fin);
+    }
+
+    #[test]
+    fn a_pause_does_not_end_idle_connections() {
+        let mut t = Script::established(Setup::default());
+        t.after(Duration::from_secs(200)).guest_sees(seg().seq(0));
+        t.guest_sends(seg());
+        t.after(ms(59_000)).quiet();
+        assert_eq!(t.flows.len(), 1);
+    }
+
+    #[test]
+    fn a_fast_retransmit_is_not_held_back_by_the_common_bound() {
+        let mut t = Script::established(Setup {
+            limits: Limits {
+                in_flight: 4 * 1460,
+                ..Limits::default()
+            },
+            ..Setup::default()
+        });
+        let data = pattern(1460 * 8);
+        t.host_writes(&data);
+        while t.next_segment().is_some() {}
+        for _ in 0..3 {
+            t.guest_sends(seg());
+        }
+        t.guest_sees(seg().data(&data[..1460]));
+    }
+
+    #[test]
+    fn duplicate_acks_of_a_shut_window_send_nothing() {
+        let mut t = Script::established(Setup::default());
+        t.host_writes(&pattern(3000));
+        while t.next_segment().is_some() {}
+        for _ in 0..6 {
+            t.guest_sends(seg().window(0));
+        }
+        t.quiet();
+    }
+
+    #[test]
+    fn a_reset_behind_the_hosts_end_of_stream_reaches_the_guest() {
+        let mut t = Script::established(Setup::default());
+        t.host_closes();
+        t.guest_sees(seg().fin());
+        t.guest_sends(seg().ack(2).data(b"too late"));
+        t.guest_sees(seg().seq(2).ack(9));
+        t.event(Readiness {
+            readable: true,
+            writable: true,
+            read_closed: true,
+            failed: true,
+        });
+        t.guest_sees(seg().seq(2).ack(9).rst());
+        assert!(t.flows.is_empty());
+    }
+
+    #[test]
+    fn callers_that_found_the_table_full_are_taken_later() {
+        let mut t = Script::established(Setup {
+            limits: Limits {
+                flows: 1,
+                ..Limits::default()
+            },
+            ..Setup::default()
+        });
+        t.host.waiting.push_back(([192, 0, 2, 9], 5555).into());
+        let guest = t.key.guest;
+        assert!(!t.flows.accept(0, guest, |peer| peer, &mut t.host, t.now));
+        t.guest_sends(seg().rst());
+        t.flows
+            .accept(0, guest, |peer| peer, &mut t.host, t.now);
+        assert_eq!(t.flows.len(), 1);
+    }
+
+    #[test]
+    fn timers_do_not_pile_up() {
+        let mut t = Script::established(Setup::default());
+        for i in 0..600u32 {
+            t.host_writes(b"x");
+            t.after(ms(100));
+            while t.next_segment().is_some() {}
+            t.guest_sends(seg().ack(2 + i));
+        }
+        assert!(t.flows.timer_entries() <= 80);
+    }
+}

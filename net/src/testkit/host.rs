@@ -87,8 +87,9 @@ impl TcpHost for FakeHost {
         }
     }
 
-    fn accept(&mut self, _listener: usize) -> Option<(SocketAddr, SocketAddr)> {
-        self.waiting.pop_front().map(|peer| (peer, peer))
+    fn accept(&mut self, _listener: usize) -> io::Result<(SocketAddr, SocketAddr)> {
+        let peer = self.waiting.pop_front().ok_or(io::ErrorKind::WouldBlock)?;
+        Ok((peer, peer))
     }
 
     fn adopt(&mut self, peer: SocketAddr, id: FlowId) -> io::Result<FakeSocket> {

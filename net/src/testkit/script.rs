@@ -349,7 +349,7 @@ impl Script {
                 self.now,
             );
         }
-        self.flows.end_run(&mut run);
+        self.flows.end_run(&mut run, self.now);
         self.pump();
     }
 

@@ -114,11 +114,12 @@ fn run() -> Result<Vec<Record>> {
         ("bin/peer", 0o755, &peer_bytes),
         ("job.sh", 0o755, include_bytes!("guest.sh")),
     ])?;
-    let job = LabJob::new(include_str!("lab.sh"))
+    let mut job = LabJob::new(include_str!("lab.sh"))
         .program("wonton", &wonton)
         .file("/usr/bin/peer", 0o755, peer_bytes.clone())
         .file("/job/overlay.cpio", 0o644, overlay)
         .timeout(Duration::from_secs(900));
+    job.cpus = 1;
     let log = target_dir().join("stories-console.log");
     eprintln!("stories: running in the lab, console in {}", log.display());
     let result = run_lab_with(&lab, &job, &log, &mut |record| {
