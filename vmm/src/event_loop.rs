@@ -10,7 +10,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -80,8 +80,12 @@ pub struct Input {
     escape: Option<Escape>,
     pending: Vec<u8>,
     at_end: bool,
+    /// The port was busy when there was text for it.
+    contended: bool,
 }
 
+/// When a busy serial port is tried again.
+const BUSY_RETRY_MS: libc::c_int = 20;
 /// Read at once.
 const CHUNK: usize = 1024;
 
@@ -95,6 +99,7 @@ impl Input {
             escape,
             pending: Vec::new(),
             at_end: false,
+            contended: false,
         }
     }
 
@@ -132,12 +137,24 @@ impl Input {
         quit
     }
 
+    /// Gives the port what waits. A vCPU holds the lock while it writes the guest's output, which
+    /// takes as long as whoever reads that likes: then it is for the next time, because this thread
+    /// must stay open to signals and to the escape key.
     fn flush(&mut self) {
-        if !self.pending.is_empty() {
-            let mut com1 = self.com1.lock().unwrap_or_else(PoisonError::into_inner);
-            let taken = com1.enqueue_input(&self.pending);
-            self.pending.drain(..taken);
+        self.contended = false;
+        if self.pending.is_empty() {
+            return;
         }
+        let mut com1 = match self.com1.try_lock() {
+            Ok(com1) => com1,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.contended = true;
+                return;
+            }
+        };
+        let taken = com1.enqueue_input(&self.pending);
+        self.pending.drain(..taken);
     }
 }
 
@@ -157,7 +174,8 @@ pub fn run(queue: &EventQueue, signals: &SignalFd, mut input: Input) -> io::Resu
             Some(room),
             input.source(stdin),
         ];
-        let [woken, signalled, room, readable] = wait_readable(fds)?;
+        let wait = if input.contended { BUSY_RETRY_MS } else { -1 };
+        let [woken, signalled, room, readable] = wait_readable(fds, wait)?;
         if woken {
             let _ = queue.wake.read();
             // The first one decides; later ones are its echo.
@@ -170,6 +188,8 @@ pub fn run(queue: &EventQueue, signals: &SignalFd, mut input: Input) -> io::Resu
         }
         if room {
             let _ = input.room.read();
+        }
+        if room || input.contended {
             input.flush();
         }
         if readable && input.read(stdin) {

@@ -13,7 +13,7 @@ use crate::kvm::{self, Kvm, Vcpu, Vm};
 use crate::layout::ACPI_TABLES;
 use crate::machine::Machine;
 use crate::regs::Entry;
-use crate::sys::SignalFd;
+use crate::sys::{self, SignalFd};
 use crate::terminal::RawMode;
 use crate::vcpu::Vcpus;
 use crate::{acpi, cpuid, memory, msrs, regs};
@@ -23,6 +23,7 @@ use crate::{acpi, cpuid, memory, msrs, regs};
 /// # Errors
 /// Fails when the host cannot do what `config` asks for.
 pub fn run(config: RunConfig) -> anyhow::Result<Exit> {
+    sys::raise_descriptor_limit();
     // Before any thread: they inherit the mask.
     let signals = SignalFd::new(&STOP_SIGNALS).context("cannot collect signals")?;
     kvm::install_kick_handler()?;

@@ -112,11 +112,15 @@ pub fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// Waits until one of `fds` is readable (or at its end); tells which are. `None` is never readable.
+/// Waits until one of `fds` is readable (or at its end), or for `milliseconds`; tells which are. `None`
+/// is never readable; a negative number waits for ever.
 ///
 /// # Errors
 /// As `poll(2)`; an interrupted wait is repeated.
-pub fn wait_readable<const N: usize>(fds: [Option<BorrowedFd<'_>>; N]) -> io::Result<[bool; N]> {
+pub fn wait_readable<const N: usize>(
+    fds: [Option<BorrowedFd<'_>>; N],
+    milliseconds: libc::c_int,
+) -> io::Result<[bool; N]> {
     let mut polls = fds.map(|fd| libc::pollfd {
         // A negative descriptor is skipped by the kernel.
         fd: fd.map_or(-1, |fd| fd.as_raw_fd()),
@@ -125,11 +129,27 @@ pub fn wait_readable<const N: usize>(fds: [Option<BorrowedFd<'_>>; N]) -> io::Re
     });
     loop {
         // SAFETY: `polls` is an exclusive array of N entries.
-        match check(unsafe { libc::poll(polls.as_mut_ptr(), N as libc::nfds_t, -1) }) {
+        match check(unsafe { libc::poll(polls.as_mut_ptr(), N as libc::nfds_t, milliseconds) }) {
             Ok(_) => return Ok(polls.map(|poll| poll.revents != 0)),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Lets the process open as many descriptors as it may: each flow of the guest takes one.
+pub fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the pointer is to a local that lives through the call, which only writes to it.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    if known && limit.rlim_cur < limit.rlim_max {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: the pointer is to a local that lives through the call, which only reads it. When
+        // it fails, the old limit stays and the network stack bounds itself by that.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     }
 }
 

@@ -731,8 +731,7 @@ mod regressions {
         let guest = t.key.guest;
         assert!(!t.flows.accept(0, guest, |peer| peer, &mut t.host, t.now));
         t.guest_sends(seg().rst());
-        t.flows
-            .accept(0, guest, |peer| peer, &mut t.host, t.now);
+        t.flows.accept(0, guest, |peer| peer, &mut t.host, t.now);
         assert_eq!(t.flows.len(), 1);
     }
 

@@ -72,14 +72,22 @@ impl<S> Flow<S> {
     }
 }
 
+/// Who called a forward.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    number: u64,
+    peer: SocketAddr,
+    used: Instant,
+}
+
 /// The UDP flows of one guest. The order of calls is in the [module's](super) diagram.
 #[derive(Debug)]
 pub struct UdpTable<H: UdpHost> {
     flows: HashMap<u64, Flow<H::Socket>>,
     by_guest: HashMap<SocketAddr, u64>,
     /// Callers of forwards: guest's port and the name it knows the caller by, to the forward's flow
-    /// and the caller's own name.
-    callers: HashMap<(SocketAddr, SocketAddr), (u64, SocketAddr)>,
+    /// and the caller's own name. An entry counts for as long as a flow would live.
+    callers: HashMap<(SocketAddr, SocketAddr), Caller>,
     /// The flow found last.
     last: Option<(SocketAddr, u64)>,
     next_number: u64,
@@ -149,9 +157,13 @@ impl<H: UdpHost> UdpTable<H> {
         host: &mut H,
         now: Instant,
     ) -> Result<(), DropReason> {
-        let caller = self.callers.get(&(datagram.guest, datagram.far));
-        let (number, to) = if let Some(&(number, to)) = caller {
-            (Some(number), to)
+        let caller = self
+            .callers
+            .get_mut(&(datagram.guest, datagram.far))
+            .filter(|caller| now < caller.used + TWO_WAY);
+        let (number, to) = if let Some(caller) = caller {
+            caller.used = now;
+            (Some(caller.number), caller.peer)
         } else {
             let to = route(datagram.far).map_err(|refusal| {
                 if let Some(code) = refusal.code {
@@ -456,7 +468,12 @@ impl<H: UdpHost> UdpTable<H> {
                     if self.callers.len() >= MAX_PEERS {
                         self.callers.clear();
                     }
-                    self.callers.insert((flow.guest, from), (number, peer));
+                    let caller = Caller {
+                        number,
+                        peer,
+                        used: now,
+                    };
+                    self.callers.insert((flow.guest, from), caller);
                 }
                 flow.used = now;
                 flow.replied = true;
