@@ -58,17 +58,26 @@ fn boot(command: &[String]) -> Result<ExitCode> {
                     "WONTON {{\"event\":\"boot\",\"exec_to_init_ms\":{ms:.1}}}"
                 )?;
             }
-            Some("idle") => idle_since = Some((Instant::now(), cpu_ticks(child.id())?)),
+            Some("idle") => {
+                idle_since = Some((
+                    Instant::now(),
+                    cpu_ticks(child.id())?,
+                    own_ticks(child.id())?,
+                ))
+            }
             Some("idle-end") => {
-                let (since, before) = idle_since.context("idle-end without idle")?;
+                let (since, before, own_before) = idle_since.context("idle-end without idle")?;
                 // Ticks are hundredths of a second on Linux (USER_HZ).
                 #[expect(clippy::cast_precision_loss, reason = "a few seconds of ticks")]
                 let percent =
                     (cpu_ticks(child.id())? - before) as f64 / since.elapsed().as_secs_f64();
+                #[expect(clippy::cast_precision_loss, reason = "a few seconds of ticks")]
+                let own =
+                    (own_ticks(child.id())? - own_before) as f64 / since.elapsed().as_secs_f64();
                 let kib = overhead_kib(child.id())?;
                 writeln!(
                     stdout,
-                    "WONTON {{\"event\":\"cost\",\"idle_cpu_percent\":{percent:.2},\"overhead_kib\":{kib}}}"
+                    "WONTON {{\"event\":\"cost\",\"idle_cpu_percent\":{percent:.2},\"idle_own_percent\":{own:.2},\"overhead_kib\":{kib}}}"
                 )?;
             }
             _ => {}
@@ -87,7 +96,29 @@ fn boot(command: &[String]) -> Result<ExitCode> {
 
 /// CPU time of a process, its guest's included, in ticks.
 fn cpu_ticks(pid: u32) -> Result<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    ticks_of(&std::fs::read_to_string(format!("/proc/{pid}/stat"))?)
+}
+
+/// CPU time of all threads but those that run the guest's CPUs, by their names in wonton and QEMU.
+fn own_ticks(pid: u32) -> Result<u64> {
+    let mut ticks = 0;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let thread = thread?.path();
+        // A thread may end while we look.
+        let (Ok(name), Ok(stat)) = (
+            std::fs::read_to_string(thread.join("comm")),
+            std::fs::read_to_string(thread.join("stat")),
+        ) else {
+            continue;
+        };
+        if !name.starts_with("vcpu") && !name.starts_with("CPU ") {
+            ticks += ticks_of(&stat)?;
+        }
+    }
+    Ok(ticks)
+}
+
+fn ticks_of(stat: &str) -> Result<u64> {
     let fields: Vec<&str> = stat
         .rsplit(')')
         .next()
@@ -99,7 +130,7 @@ fn cpu_ticks(pid: u32) -> Result<u64> {
     ticks(11)
         .zip(ticks(12))
         .map(|(user, system)| user + system)
-        .context("unexpected /proc/PID/stat")
+        .context("unexpected stat of a process")
 }
 
 /// Resident memory beyond the guest's own: all but the shared pages that guest RAM is made of.

@@ -28,7 +28,10 @@ boot() {
     append="quiet loglevel=3 $*"
     case $vmm in
         wonton)
-            xtask agent boot -- wonton run --kernel /images/$kernel/bzImage --initrd /images/$kernel/initrd \
+            # where the uncompressed kernel is there for the peer, both get that
+            image=/images/$kernel/vmlinux
+            [ -e $image ] || image=/images/$kernel/bzImage
+            xtask agent boot -- wonton run --kernel $image --initrd /images/$kernel/initrd \
                 --cpus 1 --memory 512M --cmdline "$append" --net user,host-loopback=allow --boot-timer \
                 </dev/null 2>/tmp/vmm.err
             ;;

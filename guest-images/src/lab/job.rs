@@ -47,7 +47,7 @@ impl LabJob {
             programs: Vec::new(),
             peer: false,
             timeout: Duration::from_secs(300),
-            cpus: 2,
+            cpus: 1,
             memory_mib: 4096,
         }
     }

@@ -28,9 +28,10 @@ pub(crate) struct Args {
 }
 
 /// What is measured: the record it is in, its name, its unit, and whether more is better.
-const METRICS: [(&str, &str, bool); 4] = [
+const METRICS: [(&str, &str, bool); 5] = [
     ("exec to init", "ms", false),
-    ("idle guest", "% of a core", false),
+    ("idle, all threads", "% of a core", false),
+    ("idle, not vCPUs", "% of a core", false),
     ("iperf3 down", "Mbit/s", true),
     ("iperf3 up", "Mbit/s", true),
 ];
@@ -138,9 +139,12 @@ fn samples(records: &[Record]) -> Vec<Sample> {
         };
         match (text("event"), text("metric")) {
             (Some("boot"), _) => sample.values[0] = number("exec_to_init_ms"),
-            (Some("cost"), _) => sample.values[1] = number("idle_cpu_percent"),
-            (_, Some("down")) => sample.values[2] = number("mbit_s"),
-            (_, Some("up")) => sample.values[3] = number("mbit_s"),
+            (Some("cost"), _) => {
+                sample.values[1] = number("idle_cpu_percent");
+                sample.values[2] = number("idle_own_percent");
+            }
+            (_, Some("down")) => sample.values[3] = number("mbit_s"),
+            (_, Some("up")) => sample.values[4] = number("mbit_s"),
             _ => {}
         }
     }
@@ -210,8 +214,11 @@ mod tests {
             WONTON {\"metric\":\"down\",\"mbit_s\":200}\nWONTON {\"metric\":\"up\",\"mbit_s\":\"\"}\n\
             WONTON {\"event\":\"guest\",\"vmm\":\"qemu\"}\nWONTON {\"metric\":\"down\",\"mbit_s\":100}\n";
         let samples = samples(&records(log));
-        assert_eq!(samples[0].values, [Some(400.0), None, Some(200.0), None]);
-        assert_eq!(samples[1].values, [None, None, Some(100.0), None]);
+        assert_eq!(
+            samples[0].values,
+            [Some(400.0), None, None, Some(200.0), None]
+        );
+        assert_eq!(samples[1].values, [None, None, None, Some(100.0), None]);
         let shown = table(&samples).to_string();
         assert!(
             shown.contains("2.00x as much") && shown.contains("not known"),
