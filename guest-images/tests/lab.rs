@@ -3,29 +3,18 @@
 use std::time::{Duration, Instant};
 
 use guest_images::lab::{LabImage, LabJob, run_lab};
-use guest_images::{Images, Kernel, host, target_dir};
+use guest_images::{Images, Kernel, target_dir};
 
-/// The lab, or a loud line saying why the test did nothing.
-fn lab() -> Option<LabImage> {
-    if host::find(host::QEMU).is_none() {
-        eprintln!(
-            "SKIPPED: {} is not installed (cargo xtask lab installs it or says how)",
-            host::QEMU
-        );
-        return None;
-    }
-    match Images::of_workspace().and_then(|images| images.lab()) {
-        Ok(lab) => Some(lab),
-        Err(error) => {
-            eprintln!("SKIPPED: no lab image: {error:#}");
-            None
-        }
-    }
+/// The lab; where it cannot be had, these tests fail and say why.
+fn lab() -> LabImage {
+    Images::of_workspace()
+        .and_then(|images| images.lab())
+        .unwrap_or_else(|error| panic!("no lab: {error:#}"))
 }
 
 #[test]
 fn a_job_has_kvm_and_network_and_gives_back_records_files_and_its_exit_code() {
-    let Some(lab) = lab() else { return };
+    let lab = lab();
     let job = LabJob::new(
         "report check=kvm ok=$(test -c /dev/kvm && echo true)\n\
          report check=vhost ok=$(test -c /dev/vhost-net && test -c /dev/net/tun && echo true)\n\
@@ -56,7 +45,7 @@ fn a_job_has_kvm_and_network_and_gives_back_records_files_and_its_exit_code() {
 
 #[test]
 fn a_job_that_hangs_is_killed() {
-    let Some(lab) = lab() else { return };
+    let lab = lab();
     let started = Instant::now();
     let job = LabJob::new("sleep 1000\n").timeout(Duration::from_secs(5));
     let result = run_lab(&lab, &job, &target_dir().join("test-lab-hang-console.log")).unwrap();

@@ -80,7 +80,10 @@ pub fn load(memory: &GuestMemoryMmap, size: u64, source: Source<'_>) -> Result<E
                 rip: at.0 + ENTRY_64,
             }
         }
-        Image::Elf(_) => {
+        Image::Elf(extent) => {
+            for &(start, len) in &extent.filled {
+                populate(memory, GuestAddress(start), len as usize);
+            }
             let loaded = Elf::load(memory, None, &mut file, None).map_err(loader)?;
             match loaded.pvh_boot_cap {
                 PvhBootCapability::PvhEntryPresent(rip) => Entry::Pvh {
@@ -190,12 +193,11 @@ fn load_initrd(
     Ok(initrd)
 }
 
-/// Prepares page-aligned guest memory that is about to be filled.
+/// Prepares guest memory that is about to be filled.
 fn populate(memory: &GuestMemoryMmap, start: GuestAddress, len: usize) {
-    let len = len.next_multiple_of(0x1000);
-    if start.0.is_multiple_of(0x1000)
-        && let Ok(slice) = memory.get_slice(start, len)
-    {
+    let from = start.0 & !0xfff;
+    let len = (start.0 - from) as usize + len;
+    if let Ok(slice) = memory.get_slice(GuestAddress(from), len.next_multiple_of(0x1000)) {
         sys::populate(&slice);
     }
 }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use libtest_mimic::{Arguments, Trial};
+
 const LOAD: u32 = 0x20_0000;
 
 /// An ELF kernel with a PVH note whose entry is the first byte of `code`.
@@ -51,22 +53,48 @@ fn wonton(dir: &Path, code: &[&[u8]]) -> Command {
     command
 }
 
-/// Runs `code`; `None`, loudly, where there is no KVM.
-fn run(code: &[&[u8]], more: &[&str]) -> Option<Output> {
-    if File::options()
+fn main() {
+    let kvm = File::options()
         .read(true)
         .write(true)
         .open("/dev/kvm")
-        .is_err()
-    {
-        eprintln!("SKIPPED: this test needs /dev/kvm, which cannot be opened");
-        return None;
+        .is_ok();
+    if !kvm {
+        eprintln!("bare guests need /dev/kvm, which cannot be opened here: they are ignored");
     }
-    let dir = tempfile::tempdir().unwrap();
-    Some(wonton(dir.path(), code).args(more).output().unwrap())
+    let bare: [(&str, fn()); 5] = [
+        ("power_off_is_success", power_off_is_success),
+        ("resets_end_in_ten", resets_end_in_ten),
+        ("a_triple_fault_is_dumped", a_triple_fault_is_dumped),
+        (
+            "absent_devices_do_not_stop_a_guest",
+            absent_devices_do_not_stop_a_guest,
+        ),
+        (
+            "sigterm_stops_a_spinning_guest",
+            sigterm_stops_a_spinning_guest,
+        ),
+    ];
+    let trial = |name: &str, test: fn()| {
+        Trial::test(name, move || {
+            test();
+            Ok(())
+        })
+    };
+    let mut trials: Vec<Trial> = bare
+        .into_iter()
+        .map(|(name, test)| trial(name, test).with_ignored_flag(!kvm))
+        .collect();
+    trials.push(trial("usage_errors_end_in_two", usage_errors_end_in_two));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-#[test]
+/// Runs `code` to its end.
+fn run(code: &[&[u8]], more: &[&str]) -> Output {
+    let dir = tempfile::tempdir().unwrap();
+    wonton(dir.path(), code).args(more).output().unwrap()
+}
+
 fn power_off_is_success() {
     let code = [
         &out(0x3f8, b'o')[..],
@@ -75,31 +103,23 @@ fn power_off_is_success() {
         &SPIN,
     ];
     for cpus in ["1", "2"] {
-        let Some(output) = run(&code, &["--cpus", cpus]) else {
-            return;
-        };
+        let output = run(&code, &["--cpus", cpus]);
         assert_eq!(output.status.code(), Some(0), "{output:?}");
         assert_eq!(output.stdout, b"ok");
         assert_eq!(output.stderr, b"");
     }
 }
 
-#[test]
 fn resets_end_in_ten() {
     for reset in [out(0x600, 1), out(0x64, 0xfe)] {
-        let Some(output) = run(&[&reset, &SPIN], &[]) else {
-            return;
-        };
+        let output = run(&[&reset, &SPIN], &[]);
         assert_eq!(output.status.code(), Some(10), "{output:?}");
     }
 }
 
-#[test]
 fn a_triple_fault_is_dumped() {
     // Nothing is at the IDT's entry for #UD: ud2
-    let Some(output) = run(&[&[0x0f, 0x0b]], &[]) else {
-        return;
-    };
+    let output = run(&[&[0x0f, 0x0b]], &[]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(20), "{text}");
     assert!(
@@ -108,30 +128,17 @@ fn a_triple_fault_is_dumped() {
     );
 }
 
-#[test]
 fn absent_devices_do_not_stop_a_guest() {
     let read_port = [0x66, 0xba, 0x34, 0x12, 0xed]; // in eax, dx
     let read_memory = [0xa1, 0, 0, 0, 0xd0]; // mov eax, [0xd0000000]
     let write_memory = [0xa3, 0, 0, 0, 0xd0];
     let off = out(0x600, 0x34);
-    let Some(output) = run(&[&read_port, &read_memory, &write_memory, &off, &SPIN], &[]) else {
-        return;
-    };
+    let output = run(&[&read_port, &read_memory, &write_memory, &off, &SPIN], &[]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-#[test]
 fn sigterm_stops_a_spinning_guest() {
     let dir = tempfile::tempdir().unwrap();
-    if File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .is_err()
-    {
-        eprintln!("SKIPPED: this test needs /dev/kvm, which cannot be opened");
-        return;
-    }
     let mut child = wonton(dir.path(), &[&out(0x3f8, b'.'), &SPIN])
         .stdout(Stdio::piped())
         .spawn()
@@ -148,7 +155,6 @@ fn sigterm_stops_a_spinning_guest() {
     assert!(start.elapsed() < Duration::from_secs(2));
 }
 
-#[test]
 fn usage_errors_end_in_two() {
     let table: [&[&str]; 3] = [&["run"], &["run", "--kernel", "k", "--cpus", "0"], &["fly"]];
     for args in table {

@@ -19,6 +19,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut command = build::cargo(&["test", "--workspace"]);
     command.args(&args.cargo);
     let passed = build::status(&mut command)?.success();
+    if passed {
+        println!(
+            "test: unit, scripted, seeded and bare-guest tests ran on this machine; the guest \
+             stories ran in the lab, each row above"
+        );
+    }
     Ok(if passed {
         ExitCode::SUCCESS
     } else {

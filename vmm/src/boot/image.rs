@@ -26,10 +26,12 @@ pub struct BzHeader {
 }
 
 /// What an ELF kernel occupies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElfExtent {
     /// End of the highest segment in guest memory.
     pub end: u64,
+    /// Where bytes of the file go in guest memory, and how many.
+    pub filled: Vec<(u64, u64)>,
 }
 
 /// Bytes of a file that are enough to tell what it is.
@@ -175,7 +177,7 @@ impl ElfExtent {
         let mut headers = vec![0; usize::from(size) * usize::from(count)];
         file.seek(SeekFrom::Start(table)).map_err(Problem::Read)?;
         file.read_exact(&mut headers).map_err(Problem::Read)?;
-        let mut end = 0;
+        let (mut end, mut filled) = (0, Vec::new());
         for header in headers.chunks_exact(usize::from(size)) {
             if u32_at(header, 0) != Self::PT_LOAD {
                 continue;
@@ -196,11 +198,12 @@ impl ElfExtent {
                 .checked_add(in_memory.max(in_file))
                 .ok_or_else(out_of_range)?;
             end = end.max(segment_end);
+            filled.push((start, in_file));
         }
         if end == 0 {
             return Err(Problem::Elf("nothing in it is to be loaded"));
         }
-        Ok(Self { end })
+        Ok(Self { end, filled })
     }
 }
 

@@ -102,8 +102,8 @@ fn net_errors_name_the_culprit() {
             "--net: option `mtu` is given twice",
         ),
         (
-            "user,mtu=67",
-            "--net: `67` is not a value for `mtu`, expected 68 to 65535",
+            "user,mtu=575",
+            "--net: `575` is not a value for `mtu`, expected 576 to 65535",
         ),
         (
             "user,rx",
