@@ -52,7 +52,7 @@ pub struct RunArgs {
     /// host-loopback=allow|deny (may the guest reach the host's 127.0.0.1).
     #[arg(long, value_name = "SPEC", default_value = "user")]
     pub net: String,
-    /// Forward a host port to the guest: [tcp:|udp:][ADDR:]HOSTPORT:GUESTPORT
+    /// Forward a host port to the guest: `[tcp:|udp:][ADDR:]HOSTPORT:GUESTPORT`
     ///
     /// ADDR defaults to 127.0.0.1; an IPv6 address goes in brackets.
     #[arg(short = 'p', long = "publish", value_name = "SPEC")]
