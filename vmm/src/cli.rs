@@ -43,7 +43,7 @@ pub struct RunArgs {
     /// Number of CPUs
     #[arg(long, value_name = "N", default_value = "1")]
     pub cpus: String,
-    /// Size of guest memory, with a suffix K, M or G
+    /// Size of guest memory, with a suffix K, M or G; `SIZE,shared` lets other processes map it
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub memory: String,
     /// Network card: user[,KEY=VALUE].., loopback, null or none

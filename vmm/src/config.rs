@@ -7,6 +7,7 @@ use net::config::{Forward, Protocol};
 use net::stack::RxPath;
 
 use crate::cli::RunArgs;
+use crate::memory::Backing;
 
 /// Start of every kernel command line; what the user gives is appended, so that it wins.
 ///
@@ -80,7 +81,7 @@ impl ConfigError {
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::MemorySize(_) => "write 512M or 2G",
+            Self::MemorySize(_) => "write 512M or 2G, or 2G,shared",
             Self::NetKind(_) => "the kinds are user, loopback, null and none",
             Self::NetKey { kind, .. } if kind == "user" => {
                 "the options are rx=, host-loopback=, mtu= and mac="
@@ -109,6 +110,8 @@ pub struct RunConfig {
     pub cpus: u8,
     /// Bytes of guest memory, a multiple of 2 MiB.
     pub memory: u64,
+    /// What guest memory is made of.
+    pub backing: Backing,
     /// The network card, if any.
     pub net: Option<NetOptions>,
     /// Whether Ctrl-A on a terminal is the escape key.
@@ -165,6 +168,10 @@ impl TryFrom<RunArgs> for RunConfig {
             no_escape,
             boot_timer,
         } = args;
+        let (memory, backing) = match memory.split_once(',') {
+            Some((size, "shared")) => (parse_memory(size)?, Backing::Shared),
+            _ => (parse_memory(&memory)?, Backing::Private),
+        };
         let mut net = parse_net(&net)?;
         let forwards = publish
             .iter()
@@ -185,7 +192,8 @@ impl TryFrom<RunArgs> for RunConfig {
             initrd,
             cmdline: full_cmdline(&cmdline)?,
             cpus: parse_cpus(&cpus)?,
-            memory: parse_memory(&memory)?,
+            memory,
+            backing,
             net,
             escape: !no_escape,
             boot_timer,

@@ -1,13 +1,18 @@
-//! Guest RAM: one memfd, mapped shared, in one or two regions around the hole below 4 GiB.
+//! Guest RAM, in one or two regions around the hole below 4 GiB.
 //!
 //! Nothing is touched or reserved up front, so a page costs host memory only once the guest or the
-//! loader writes to it. The memfd lets another process (a vhost-user back-end) map the same RAM.
+//! loader writes to it.
+//!
+//! RAM is private memory by default, because the host gives that huge pages, which a memfd gets only
+//! where the administrator changed `shmem_enabled`. Fewer faults and shorter walks make a guest boot
+//! faster: `cargo xtask bench lab` shows it. Where another process is to map the same RAM (a
+//! vhost-user back-end), `--memory SIZE,shared` makes it a memfd.
 
 use std::io;
 use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, VolatileMemory as _};
 
 use crate::layout::{ACPI_END, ACPI_TABLES, HIGH_RAM, HOLE_END, HOLE_START, LOW_RAM_END};
 use crate::sys;
@@ -58,23 +63,45 @@ pub fn ram_ranges(size: u64) -> Vec<RamRange> {
     ranges
 }
 
+/// What guest RAM is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Memory of this process alone, in huge pages where the host has them.
+    Private,
+    /// A memfd that other processes can map.
+    Shared,
+}
+
 /// Maps `size` bytes of guest RAM; `size` is a multiple of the page size.
 ///
 /// # Errors
 /// Fails when the host refuses the file or the mapping.
-pub fn create(size: u64) -> Result<GuestMemoryMmap, MemoryError> {
+pub fn create(size: u64, backing: Backing) -> Result<GuestMemoryMmap, MemoryError> {
     let mib = size >> 20;
-    let memfd = sys::memfd(c"wonton-ram", size).map_err(|error| MemoryError::Memfd(mib, error))?;
-    let memfd = Arc::new(memfd);
+    let memfd = match backing {
+        Backing::Private => None,
+        Backing::Shared => Some(Arc::new(
+            sys::memfd(c"wonton-ram", size).map_err(|error| MemoryError::Memfd(mib, error))?,
+        )),
+    };
     let mut regions = Vec::new();
     for range in ram_ranges(size) {
         let len = usize::try_from(range.len).map_err(|_| MemoryError::TooLarge(mib))?;
-        let mapping = MmapRegionBuilder::new(len)
-            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-            .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
-            .with_file_offset(FileOffset::from_arc(memfd.clone(), range.offset))
+        let builder =
+            MmapRegionBuilder::new(len).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
+        let builder = match &memfd {
+            Some(memfd) => builder
+                .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+                .with_file_offset(FileOffset::from_arc(memfd.clone(), range.offset)),
+            None => builder
+                .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE),
+        };
+        let mapping = builder
             .build()
             .map_err(|error| MemoryError::Map(mib, error))?;
+        if memfd.is_none() {
+            sys::prefer_huge_pages(&mapping.as_volatile_slice());
+        }
         let region = GuestRegionMmap::new(mapping, GuestAddress(range.start))
             .ok_or(MemoryError::TooLarge(mib))?;
         regions.push(region);
@@ -160,19 +187,22 @@ mod tests {
     }
 
     #[test]
-    fn untouched_memory_is_not_resident() {
-        let memory = create(5 * GIB).unwrap();
+    fn shared_memory_is_a_file_of_which_only_what_is_touched_takes_room() {
+        let memory = create(5 * GIB, Backing::Shared).unwrap();
         memory.write_obj(7u8, GuestAddress(4 * GIB)).unwrap();
         assert!(memory.write_obj(7u8, GuestAddress(HOLE_START)).is_err());
-        let file = memory
-            .iter()
-            .next()
-            .unwrap()
-            .file_offset()
-            .unwrap()
-            .arc()
-            .clone();
+        let region = memory.iter().next().unwrap();
+        let file = region.file_offset().unwrap().arc().clone();
         use std::os::unix::fs::MetadataExt as _;
         assert!(file.metadata().unwrap().blocks() * 512 <= 4 << 20);
+    }
+
+    #[test]
+    fn private_memory_spans_the_hole_and_is_no_file() {
+        let memory = create(5 * GIB, Backing::Private).unwrap();
+        memory.write_obj(7u8, GuestAddress(4 * GIB)).unwrap();
+        assert_eq!(memory.read_obj::<u8>(GuestAddress(4 * GIB)).unwrap(), 7);
+        assert!(memory.write_obj(7u8, GuestAddress(HOLE_START)).is_err());
+        assert!(memory.iter().all(|region| region.file_offset().is_none()));
     }
 }

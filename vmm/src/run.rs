@@ -28,7 +28,7 @@ pub fn run(config: RunConfig) -> anyhow::Result<Exit> {
     let signals = SignalFd::new(&STOP_SIGNALS).context("cannot collect signals")?;
     kvm::install_kick_handler()?;
     let kvm = Kvm::open()?;
-    let memory = memory::create(config.memory)?;
+    let memory = memory::create(config.memory, config.backing)?;
     let source = Source {
         kernel: &config.kernel,
         initrd: config.initrd.as_deref(),

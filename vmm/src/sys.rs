@@ -196,6 +196,14 @@ pub fn borrow(event: &EventFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
+/// Asks for huge pages behind `slice`. Where the host has none to give, small ones do.
+pub fn prefer_huge_pages(slice: &VolatileSlice<'_>) {
+    let guard = slice.ptr_guard_mut();
+    let start = guard.as_ptr();
+    // SAFETY: the range is a live mapping that `slice` borrows; the advice does not change contents.
+    unsafe { libc::madvise(start.cast(), slice.len(), libc::MADV_HUGEPAGE) };
+}
+
 /// Makes the pages behind `slice` present at once, which is cheaper than one fault for each.
 /// Fails silently: they will come one by one, then.
 pub fn populate(slice: &VolatileSlice<'_>) {

@@ -133,17 +133,27 @@ fn ticks_of(stat: &str) -> Result<u64> {
         .context("unexpected stat of a process")
 }
 
-/// Resident memory beyond the guest's own: all but the shared pages that guest RAM is made of.
+/// Resident memory beyond the guest's own: that of all mappings but the huge ones that guest RAM is.
 pub(crate) fn overhead_kib(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let field = |name: &str| {
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix(name))
-            .and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok())
-            .with_context(|| format!("no {name} in /proc/PID/status"))
+    /// Smaller than the RAM of any guest that is measured, larger than anything else.
+    const GUEST_RAM_KIB: u64 = 128 << 10;
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let kib = |line: &str, name: &str| {
+        let rest = line.strip_prefix(name)?.trim().strip_suffix(" kB")?;
+        rest.trim().parse::<u64>().ok()
     };
-    Ok(field("RssAnon:")? + field("RssFile:")?)
+    let (mut total, mut size) = (0, 0);
+    for line in smaps.lines() {
+        if let Some(value) = kib(line, "Size:") {
+            size = value;
+        } else if let Some(value) = kib(line, "Rss:")
+            && size < GUEST_RAM_KIB
+        {
+            total += value;
+        }
+    }
+    anyhow::ensure!(total > 0, "no mappings in /proc/PID/smaps");
+    Ok(total)
 }
 
 fn dns(names: &[String]) -> Result<ExitCode> {

@@ -99,7 +99,7 @@ fn speed(kvm: &Kvm) -> anyhow::Result<f64> {
 
 /// Times the loop, from entry to its `hlt`.
 fn measure(kvm: &Kvm, turns: u32) -> anyhow::Result<Duration> {
-    let memory = memory::create(MEMORY)?;
+    let memory = memory::create(MEMORY, memory::Backing::Private)?;
     let mut code = vec![0xb9]; // mov ecx, turns
     code.extend(turns.to_le_bytes());
     code.extend([0x49, 0x75, 0xfd, 0xf4]); // 1: dec ecx; jnz 1b; hlt

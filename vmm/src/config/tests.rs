@@ -166,3 +166,19 @@ fn forwards() {
     };
     assert_eq!(user.forwards.len(), 2);
 }
+
+#[test]
+fn memory_is_private_unless_it_is_to_be_shared() {
+    let parse = |memory: &str| {
+        let cli =
+            crate::cli::Cli::try_parse_from(["wonton", "run", "--kernel", "k", "--memory", memory])
+                .unwrap();
+        let crate::cli::Command::Run(args) = cli.command else {
+            panic!("not run")
+        };
+        RunConfig::try_from(args).map(|config| (config.memory, config.backing))
+    };
+    assert_eq!(parse("64M"), Ok((64 << 20, Backing::Private)));
+    assert_eq!(parse("64M,shared"), Ok((64 << 20, Backing::Shared)));
+    assert!(parse("64M,huge").is_err());
+}
