@@ -5,8 +5,8 @@
 //!  download   RxRing   <-- emit -- tcp::pump <- window::Ring <- readv     <- TCP socket
 //!             RxRing   <-- deliver -- outbox <- udp, dns, icmp <- recvmmsg <- UDP, ping sockets
 //!  upload     TxBurst  --> stack::ingress -> tcp::drain -> sendmsg         -> TCP socket
-//!                                        \\-> udp, dns, icmp -> sendmsg    -> UDP, ping sockets
-//!                                         \\-> arp, dhcp -> outbox -> RxRing
+//!                                        \-> udp, dns, icmp -> sendmsg    -> UDP, ping sockets
+//!                                         \-> arp, dhcp -> outbox -> RxRing
 //! ```
 //!
 //! `net` knows Ethernet frames, flows and host sockets. It does not know virtio, KVM or guest

@@ -281,6 +281,9 @@ fn a_forward_admits_callers_and_carries_the_replies() {
     assert_eq!(rig.wire(0).sent[0].0, addr("127.0.0.1:5555"));
     rig.after(TWO_WAY * 2);
     assert_eq!(rig.table.len(), 1, "time does not end a forward");
+    // But whoever has the caller's port on the host's loopback by now is out of reach.
+    assert!(rig.guest_sends(80, "10.0.2.2:5555").is_err());
+    assert_eq!(rig.wire(0).sent.len(), 1);
     rig.guest_sends(81, "192.0.2.1:7").unwrap();
     rig.table.reset();
     assert_eq!(rig.table.len(), 1, "nor does a reset");
