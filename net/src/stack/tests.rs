@@ -28,6 +28,18 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 251) as u8).collect()
 }
 
+/// Takes what the guest's socket has received.
+fn read_into(socket: &mut tcp::Socket<'_>, bytes: &mut Vec<u8>) {
+    while socket.can_recv() {
+        socket
+            .recv(|received| {
+                bytes.extend_from_slice(received);
+                (received.len(), ())
+            })
+            .unwrap();
+    }
+}
+
 /// A server on this machine's loopback that handles one connection.
 fn server(serve: impl FnOnce(TcpStream) + Send + 'static) -> (u16, thread::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -49,14 +61,7 @@ fn a_download_arrives_whole_on_every_path() {
         let mut got = Vec::new();
         guest.run_until(|sockets| {
             let socket = sockets.get_mut::<tcp::Socket<'_>>(socket);
-            while socket.can_recv() {
-                socket
-                    .recv(|bytes| {
-                        got.extend_from_slice(bytes);
-                        (bytes.len(), ())
-                    })
-                    .unwrap();
-            }
+            read_into(socket, &mut got);
             socket.state() == tcp::State::CloseWait
         });
         assert!(got == data, "{} of {} bytes", got.len(), data.len());
@@ -85,14 +90,7 @@ fn an_upload_arrives_whole_and_the_answer_comes_after_its_end() {
                 socket.close();
             }
         }
-        while socket.can_recv() {
-            socket
-                .recv(|bytes| {
-                    answer.extend_from_slice(bytes);
-                    (bytes.len(), ())
-                })
-                .unwrap();
-        }
+        read_into(socket, &mut answer);
         matches!(socket.state(), tcp::State::TimeWait | tcp::State::Closed)
     });
     assert_eq!(answer, b"got it");
@@ -145,14 +143,7 @@ fn a_forward_leads_into_the_guest() {
     let mut heard = Vec::new();
     guest.run_until(|sockets| {
         let socket = sockets.get_mut::<tcp::Socket<'_>>(socket);
-        while socket.can_recv() {
-            socket
-                .recv(|bytes| {
-                    heard.extend_from_slice(bytes);
-                    (bytes.len(), ())
-                })
-                .unwrap();
-        }
+        read_into(socket, &mut heard);
         if socket.state() == tcp::State::CloseWait {
             let from = socket.remote_endpoint().unwrap();
             assert_eq!(SocketAddr::from(from).ip(), GATEWAY);
