@@ -180,7 +180,7 @@ mod tests {
         let words = wonton_arguments(&cli.args, "k", "i").join(" ");
         assert_eq!(
             words,
-            "run --kernel k --initrd i --cmdline console=ttyS0 quiet reboot=t panic=-1 --memory 512M --cpus=2 --net none"
+            "run --kernel k --initrd i --cmdline quiet --memory 512M --cpus=2 --net none"
         );
     }
 
