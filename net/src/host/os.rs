@@ -160,13 +160,7 @@ impl TcpHost for OsHost {
     type Accepted = TcpStream;
 
     fn connect(&mut self, to: SocketAddr, id: FlowId) -> io::Result<OsTcp> {
-        let mut stream = TcpStream::connect(to)?;
-        self.watch(
-            &mut stream,
-            Subject::Tcp(id),
-            Interest::READABLE | Interest::WRITABLE,
-        )?;
-        Ok(OsTcp::new(stream))
+        self.adopt(TcpStream::connect(to)?, id)
     }
 
     fn accept(&mut self, listener: usize) -> io::Result<(TcpStream, SocketAddr)> {

@@ -9,11 +9,10 @@ pub mod error;
 
 use std::net::Ipv4Addr;
 
-use smoltcp::wire::{
-    EthernetAddress, EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, checksum,
-};
+use smoltcp::wire::{IpProtocol, checksum};
 
-use crate::tcp::wire::{ETHERNET, IPV4, Macs};
+use crate::wire::ipv4::{self, Place};
+use crate::wire::{ETHERNET, IPV4, Macs};
 
 /// Bytes of an ICMP header.
 pub const HEADER: usize = 8;
@@ -40,19 +39,5 @@ fn write_packet(
     let sum = !checksum::data(icmp);
     icmp[2..4].copy_from_slice(&sum.to_be_bytes());
 
-    let len = u16::try_from(frame.len() - ETHERNET).unwrap_or(u16::MAX);
-    let mut ethernet = EthernetFrame::new_unchecked(&mut frame[..]);
-    ethernet.set_src_addr(EthernetAddress(macs.gateway));
-    ethernet.set_dst_addr(EthernetAddress(macs.guest));
-    ethernet.set_ethertype(EthernetProtocol::Ipv4);
-    let mut ip = Ipv4Packet::new_unchecked(&mut frame[ETHERNET..]);
-    ip.set_version(4);
-    ip.set_header_len(20);
-    ip.set_total_len(len);
-    ip.set_dont_frag(true);
-    ip.set_hop_limit(64);
-    ip.set_next_header(IpProtocol::Icmp);
-    ip.set_src_addr(from);
-    ip.set_dst_addr(to);
-    ip.fill_checksum();
+    ipv4::write(frame, macs, from, to, IpProtocol::Icmp, Place::default());
 }

@@ -58,18 +58,18 @@ pub fn parse(head: &[u8], len: usize) -> Result<Ipv4Head, DropReason> {
 
 /// Where a packet belongs in the datagram it is a fragment of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// Names the datagram.
-    pub(super) ident: u16,
+    pub(crate) ident: u16,
     /// Offset in bytes, a multiple of 8.
-    pub(super) offset: u16,
+    pub(crate) offset: u16,
     /// More fragments follow.
-    pub(super) more: bool,
+    pub(crate) more: bool,
 }
 
 /// Writes Ethernet and IPv4 headers at the start of `frame`, which holds the payload behind them.
 /// A packet that is all of its datagram is marked "don't fragment".
-pub(super) fn write(
+pub(crate) fn write(
     frame: &mut [u8],
     macs: Macs,
     src: Ipv4Addr,
