@@ -88,7 +88,7 @@ fn hex(hash: &[u8]) -> String {
 }
 
 /// Writes `total` bytes of the pattern; returns their hash.
-fn send_pattern(stream: &mut TcpStream, total: u64, seed: u64) -> Result<String> {
+fn send_pattern(stream: &mut impl Write, total: u64, seed: u64) -> Result<String> {
     let mut pattern = Pattern(seed | 1);
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 64 << 10];
@@ -285,19 +285,7 @@ fn get(host: &str, total: u64) -> Result<String> {
     stream.write_all(&total.to_le_bytes())?;
     let (received, got) = receive_all(&mut stream)?;
     let summary = rate(received, started);
-    let mut pattern = Pattern(total | 1);
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 64 << 10];
-    let mut left = total;
-    while left > 0 {
-        let n = usize::try_from(left)
-            .unwrap_or(usize::MAX)
-            .min(buffer.len());
-        pattern.fill(&mut buffer[..n]);
-        hash.update(&buffer[..n]);
-        left -= n as u64;
-    }
-    let want = hex(&hash.finalize());
+    let want = send_pattern(&mut io::sink(), total, total)?;
     ensure!(received == total, "received {received} of {total} bytes");
     ensure!(got == want, "the hash is {got}, not {want}");
     Ok(format!("{summary}, sha256 {}", &got[..12]))
