@@ -309,11 +309,8 @@ fn parse_net(spec: &str) -> Result<Option<NetOptions>, ConfigError> {
             ("mac", _) => net.mac = parse_mac(value)?,
             ("mtu", _) => net.mtu = parse_mtu(value)?,
             ("rx", NetKind::User(user)) => {
-                user.rx = choose("rx", value, "ring or copy", |value| match value {
-                    "ring" => Some(RxPath::Ring),
-                    "copy" => Some(RxPath::Copy),
-                    _ => None,
-                })?;
+                let expected = "ring, direct, direct-discard or copy";
+                user.rx = choose("rx", value, expected, RxPath::named)?;
             }
             ("host-loopback", NetKind::User(user)) => {
                 let allow = |value: &str| match value {

@@ -52,7 +52,7 @@ fn server(serve: impl FnOnce(TcpStream) + Send + 'static) -> (u16, thread::JoinH
 
 #[test]
 fn a_download_arrives_whole_on_every_path() {
-    for rx in [RxPath::Ring, RxPath::Copy] {
+    for (_, rx) in RxPath::ALL {
         let data = pattern(5 << 20);
         let sent = data.clone();
         let (port, thread) = server(move |mut stream| stream.write_all(&sent).unwrap());
