@@ -30,6 +30,7 @@ pub mod drops;
 pub mod flow;
 pub mod host;
 pub mod icmp;
+pub mod impair;
 pub mod nic;
 pub mod outbox;
 pub mod policy;
