@@ -15,4 +15,5 @@ pub mod power;
 pub mod serial;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod vhost_user;
 pub mod virtio;

@@ -18,6 +18,8 @@ pub struct Cli {
 pub enum Command {
     /// Boot a kernel.
     Run(RunArgs),
+    /// Be the network card of another VMM, by vhost-user.
+    Serve(ServeArgs),
     /// Tell what this host can do.
     Check(CheckArgs),
 }
@@ -65,6 +67,27 @@ pub struct RunArgs {
     pub boot_timer: bool,
 }
 
+/// Arguments of `wonton serve`.
+#[derive(Args, Debug)]
+#[command(after_help = SERVE_HELP)]
+pub struct ServeArgs {
+    /// Unix socket to listen on, for one front-end after the other
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+    /// Network card, as for `wonton run`
+    #[arg(long, value_name = "SPEC", default_value = "user")]
+    pub net: String,
+    /// Forward a host port to the guest, as for `wonton run`
+    #[arg(short = 'p', long = "publish", value_name = "SPEC")]
+    pub publish: Vec<String>,
+    /// Write the card's counters to FILE, as JSON, on SIGUSR1 and at the end
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+    /// End when the first front-end has left
+    #[arg(long)]
+    pub once: bool,
+}
+
 /// Arguments of `wonton check`.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
@@ -72,6 +95,12 @@ pub struct CheckArgs {
     #[arg(long)]
     pub json: bool,
 }
+
+const SERVE_HELP: &str = "\
+With QEMU (guest memory must be shared):
+  qemu-system-x86_64 -object memory-backend-memfd,id=m,size=1G,share=on -machine q35,memory-backend=m
+    -chardev socket,id=c,path=PATH -netdev vhost-user,id=n,chardev=c -device virtio-net-pci,netdev=n ...
+Exit codes: 0 the front-end left (--once), 1 host error, 2 usage, 128+N stopped by signal N.";
 
 const EXIT_HELP: &str = "\
 Keys on a terminal: Ctrl-A X quits, Ctrl-A Ctrl-A sends Ctrl-A.

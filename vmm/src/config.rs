@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use net::config::{Forward, Protocol};
 use net::stack::RxPath;
 
-use crate::cli::RunArgs;
+use crate::cli::{RunArgs, ServeArgs};
 use crate::memory::Backing;
 
 /// Start of every kernel command line; what the user gives is appended, so that it wins.
@@ -72,6 +72,9 @@ pub enum ConfigError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// A back-end without a network card.
+    #[error("--net: there is nothing to serve with `none`")]
+    NothingToServe,
     /// A forward that leads nowhere.
     #[error("-p: port forwards need --net user")]
     ForwardWithoutUser,
@@ -172,21 +175,7 @@ impl TryFrom<RunArgs> for RunConfig {
             Some((size, "shared")) => (parse_memory(size)?, Backing::Shared),
             _ => (parse_memory(&memory)?, Backing::Private),
         };
-        let mut net = parse_net(&net)?;
-        let forwards = publish
-            .iter()
-            .map(|spec| parse_forward(spec))
-            .collect::<Result<Vec<_>, _>>()?;
-        if !forwards.is_empty() {
-            let Some(NetOptions {
-                kind: NetKind::User(user),
-                ..
-            }) = &mut net
-            else {
-                return Err(ConfigError::ForwardWithoutUser);
-            };
-            user.forwards = forwards;
-        }
+        let net = parse_card(&net, &publish)?;
         Ok(Self {
             kernel,
             initrd,
@@ -199,6 +188,52 @@ impl TryFrom<RunArgs> for RunConfig {
             boot_timer,
         })
     }
+}
+
+/// A validated `wonton serve`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServeConfig {
+    /// Where to listen.
+    pub socket: PathBuf,
+    /// The network card.
+    pub net: NetOptions,
+    /// Where counters go.
+    pub stats: Option<PathBuf>,
+    /// Whether to end with the first front-end.
+    pub once: bool,
+}
+
+impl TryFrom<ServeArgs> for ServeConfig {
+    type Error = ConfigError;
+
+    fn try_from(args: ServeArgs) -> Result<Self, ConfigError> {
+        Ok(Self {
+            net: parse_card(&args.net, &args.publish)?.ok_or(ConfigError::NothingToServe)?,
+            socket: args.socket,
+            stats: args.stats,
+            once: args.once,
+        })
+    }
+}
+
+/// Reads `--net` and its `-p`.
+fn parse_card(spec: &str, publish: &[String]) -> Result<Option<NetOptions>, ConfigError> {
+    let mut net = parse_net(spec)?;
+    let forwards = publish
+        .iter()
+        .map(|spec| parse_forward(spec))
+        .collect::<Result<Vec<_>, _>>()?;
+    if !forwards.is_empty() {
+        let Some(NetOptions {
+            kind: NetKind::User(user),
+            ..
+        }) = &mut net
+        else {
+            return Err(ConfigError::ForwardWithoutUser);
+        };
+        user.forwards = forwards;
+    }
+    Ok(net)
 }
 
 fn full_cmdline(user: &str) -> Result<String, ConfigError> {

@@ -8,6 +8,8 @@
 //!                            +--> event_loop (main thread) --> exit code
 //! ```
 //!
+//! `serve` is the other way in: one card, no KVM, behind the vhost-user transport of `devices`.
+//!
 //! This crate knows KVM and the boot protocols. It does not know virtio's rings (crate `devices`)
 //! or TCP (crate `net`). `unsafe` is confined to [`sys`], [`kvm`] and [`terminal`].
 
@@ -29,6 +31,7 @@ pub mod msrs;
 pub mod regs;
 pub mod report;
 pub mod run;
+pub mod serve;
 pub mod sys;
 pub mod terminal;
 pub mod timing;

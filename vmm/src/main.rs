@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use vmm::cli::{Cli, Command};
 use vmm::exit::Exit;
-use vmm::{check, config, report, run, timing};
+use vmm::{check, config, report, run, serve, timing};
 
 fn main() -> ExitCode {
     timing::start();
@@ -26,6 +26,13 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Run(args) => match config::RunConfig::try_from(args) {
             Ok(config) => run::run(config),
+            Err(error) => {
+                report::error(&error.into());
+                return Exit::Usage.into();
+            }
+        },
+        Command::Serve(args) => match config::ServeConfig::try_from(args) {
+            Ok(config) => serve::run(&config),
             Err(error) => {
                 report::error(&error.into());
                 return Exit::Usage.into();

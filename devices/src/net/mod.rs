@@ -22,6 +22,7 @@ use std::io;
 use std::sync::Arc;
 
 use net::nic::Backend;
+use virtio_queue::Queue;
 
 pub use self::counters::Counters;
 use self::engine::{NetEngine, NetParts, RX_QUEUE, TX_QUEUE};
@@ -135,14 +136,7 @@ impl Net {
             self.backend = Some(backend);
             return Err(io::Error::other("the driver did not enable both queues"));
         };
-        let kicks = (|| Ok([rx.kick.try_clone()?, tx.kick.try_clone()?]))();
-        let kicks = match kicks {
-            Ok(kicks) => kicks,
-            Err(error) => {
-                self.backend = Some(backend);
-                return Err(error);
-            }
-        };
+        let kicks = [rx.kick.clone(), tx.kick.clone()];
         let parts = NetParts {
             ram: activation.ram,
             features: activation.features,
@@ -198,6 +192,15 @@ impl VirtioDevice for Net {
         if let Some(worker) = self.worker.take() {
             self.backend = worker.stop().map(NetEngine::into_backend);
         }
+    }
+
+    fn suspend(&mut self) -> Vec<(u16, Queue)> {
+        let Some(engine) = self.worker.take().and_then(Worker::stop) else {
+            return Vec::new();
+        };
+        let (backend, [rx, tx]) = engine.into_parts();
+        self.backend = Some(backend);
+        vec![(RX_QUEUE, rx), (TX_QUEUE, tx)]
     }
 }
 

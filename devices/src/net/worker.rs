@@ -10,7 +10,7 @@
 //! is an edge of its own.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -20,11 +20,10 @@ use std::time::Instant;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use net::nic::Backend;
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::net::counters::count;
 use crate::net::engine::{NetEngine, Scratch};
-use crate::virtio::Interrupt;
+use crate::virtio::{Doorbell, Interrupt};
 
 const KICK_RX: Token = Token(0);
 const KICK_TX: Token = Token(1);
@@ -45,7 +44,7 @@ impl Worker {
     /// On failure the backend comes back with the error.
     pub(crate) fn spawn(
         engine: NetEngine,
-        kicks: [EventFd; 2],
+        kicks: [Doorbell; 2],
     ) -> Result<Self, (io::Error, Box<dyn Backend>)> {
         match Self::start(&engine, kicks) {
             Ok((worker, sender)) => match sender.send(engine) {
@@ -62,7 +61,7 @@ impl Worker {
     /// Starts a thread that waits for its engine.
     fn start(
         engine: &NetEngine,
-        kicks: [EventFd; 2],
+        kicks: [Doorbell; 2],
     ) -> io::Result<(Self, mpsc::Sender<NetEngine>)> {
         let poll = Poll::new()?;
         let watch = |fd: i32, token| {

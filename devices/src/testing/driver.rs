@@ -126,7 +126,7 @@ impl MockDriver {
             .map(|((index, ring), kick)| ActiveQueue {
                 index,
                 queue: ring.queue(event_idx),
-                kick: kick.try_clone().unwrap(),
+                kick: Arc::new(kick.try_clone().unwrap()),
             })
             .collect();
         let activation = Activation {

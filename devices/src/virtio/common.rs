@@ -237,7 +237,7 @@ impl Common {
             queues.push(ActiveQueue {
                 index,
                 queue,
-                kick: kick.try_clone()?,
+                kick: Arc::new(kick.try_clone()?),
             });
         }
         Ok(queues)

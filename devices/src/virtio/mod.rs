@@ -12,11 +12,11 @@ pub mod spec;
 pub mod vring;
 pub mod window;
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use virtio_queue::Queue;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
-use vmm_sys_util::eventfd::EventFd;
 
 /// Guest RAM as all devices see it. Swappable, because a vhost-user front-end may replace it.
 pub type GuestRam = GuestMemoryAtomic<GuestMemoryMmap>;
@@ -38,9 +38,12 @@ pub struct ActiveQueue {
     pub index: u16,
     /// The ring.
     pub queue: Queue,
-    /// Written (by ioeventfd or by the transport) when the driver notifies the queue.
-    pub kick: EventFd,
+    /// Becomes readable (by ioeventfd or by the transport) when the driver notifies the queue.
+    pub kick: Doorbell,
 }
+
+/// A descriptor that announces new buffers. It is watched edge-triggered and never read.
+pub type Doorbell = Arc<dyn AsRawFd + Send + Sync>;
 
 /// Everything a device needs to run, handed over at DRIVER_OK.
 pub struct Activation {
@@ -76,4 +79,7 @@ pub trait VirtioDevice: Send {
     /// The driver reset the device. On return no thread touches the queues or guest memory any
     /// more, and the device can be activated again.
     fn reset(&mut self);
+    /// Stops the device without a reset; the queues come back with their positions, so that
+    /// [`Self::activate`] can go on from there. Empty when the device was not running.
+    fn suspend(&mut self) -> Vec<(u16, Queue)>;
 }
