@@ -25,6 +25,40 @@ pub fn find(program: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
+/// `command`, but killed when the thread that starts it ends, however that happens (`setpriv` of
+/// util-linux asks the kernel for that). Its arguments, environment and working directory are kept;
+/// what it does with its standard streams must be said again.
+pub fn bound(command: &Command) -> Command {
+    let mut bound = match find("setpriv") {
+        Some(setpriv) => {
+            let mut bound = Command::new(setpriv);
+            bound.args(["--pdeathsig", "KILL", "--"]);
+            // the environment is the command's, not that of setpriv, which has a loader of its own
+            bound.arg("env");
+            for (name, value) in command.get_envs() {
+                let mut pair = name.to_owned();
+                pair.push("=");
+                pair.push(value.unwrap_or_default());
+                bound.arg(pair);
+            }
+            bound.arg(command.get_program());
+            bound
+        }
+        None => {
+            let mut bound = Command::new(command.get_program());
+            for (name, value) in command.get_envs() {
+                bound.env(name, value.unwrap_or_default());
+            }
+            bound
+        }
+    };
+    bound.args(command.get_args());
+    if let Some(dir) = command.get_current_dir() {
+        bound.current_dir(dir);
+    }
+    bound
+}
+
 /// QEMU's path. When it is not installed, root installs it from Debian; others are told how.
 pub fn qemu(progress: &Progress) -> Result<PathBuf> {
     if let Some(path) = find(QEMU) {

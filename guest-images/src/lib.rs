@@ -6,6 +6,8 @@
 //! * an initramfs for a guest of wonton ([`Images::guest`]),
 //! * the *lab* ([`Images::lab`]): a whole machine with a real `/dev/kvm` that QEMU emulates, for
 //!   hosts whose own KVM is missing or unusable. [`lab`] runs things in it.
+//! * User Mode Linux and passt ([`Images::uml`]), to measure the network at native speed. [`uml`]
+//!   boots such guests.
 //!
 //! Packages come through a private [`apt`] that verifies signatures and changes nothing on the
 //! machine; everything after that (unpacking, modules, cpio) is done here.
@@ -24,6 +26,7 @@ pub mod libraries;
 pub mod modules;
 pub mod progress;
 pub mod sources;
+pub mod uml;
 mod userland;
 
 use std::fs::File;
@@ -33,6 +36,7 @@ use anyhow::{Context, Result};
 
 pub use guest::GuestImage;
 pub use kernel::{Kernel, KernelFiles};
+pub use uml::{UmlGuest, UmlKit, UmlOptions};
 
 use progress::Progress;
 use sources::DebianSource;
@@ -84,6 +88,12 @@ impl Images {
     pub fn lab(&self) -> Result<lab::LabImage> {
         let _lock = self.lock("lab")?;
         lab::image::build(self)
+    }
+
+    /// User Mode Linux and passt, for measuring at native speed.
+    pub fn uml(&self) -> Result<UmlKit> {
+        let _lock = self.lock("uml")?;
+        uml::build(self)
     }
 
     /// The directory everything is kept in.

@@ -1,14 +1,16 @@
-//! What the lab runs of this program: things busybox has no applet for.
+//! What the lab and other guests run of this program: things busybox has no applet for.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 use guest_images::console;
+
+use crate::{bench, client};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Agent {
@@ -18,6 +20,14 @@ pub(crate) enum Agent {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<String>,
     },
+    /// Stay busy for ever
+    Spin,
+    /// Round trips of one byte over one connection
+    Rr { address: String, seconds: f64 },
+    /// Round trips of one byte, each over a connection of its own
+    Crr { address: String, seconds: f64 },
+    /// Open connections and keep them
+    Hold { address: String, count: usize },
     /// A name server on 127.0.0.1:53 that knows a few A records
     Dns {
         /// NAME=ADDRESS
@@ -28,8 +38,26 @@ pub(crate) enum Agent {
 pub(crate) fn run(agent: &Agent) -> Result<ExitCode> {
     match agent {
         Agent::Boot { command } => boot(command),
+        Agent::Spin => bench::awake::spin(),
+        Agent::Rr { address, seconds } => {
+            let duration = Duration::from_secs_f64(*seconds);
+            print(client::request_response(address, duration)?)
+        }
+        Agent::Crr { address, seconds } => {
+            let duration = Duration::from_secs_f64(*seconds);
+            print(client::connections(address, duration)?)
+        }
+        Agent::Hold { address, count } => {
+            client::hold(address, *count)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Agent::Dns { names } => dns(names),
     }
+}
+
+fn print(trips: client::RoundTrips) -> Result<ExitCode> {
+    println!("{}", serde_json::to_string(&trips)?);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Passes the console through and adds records after some of the guest's: after `init`, how long
@@ -95,7 +123,7 @@ fn boot(command: &[String]) -> Result<ExitCode> {
 }
 
 /// CPU time of a process, its guest's included, in ticks.
-fn cpu_ticks(pid: u32) -> Result<u64> {
+pub(crate) fn cpu_ticks(pid: u32) -> Result<u64> {
     ticks_of(&std::fs::read_to_string(format!("/proc/{pid}/stat"))?)
 }
 

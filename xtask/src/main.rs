@@ -5,6 +5,7 @@ mod audit;
 mod bench;
 mod build;
 mod check;
+mod client;
 mod guest;
 mod image;
 mod place;

@@ -1,7 +1,36 @@
 //! `cargo xtask bench`: figures, each with the command that makes it.
+//!
+//! ```text
+//! uml, ab, floors    what is asked, and how it is answered
+//!   session          subjects in turn: boots, rounds
+//!     station        one back-end (backend, revision) and the UML guest behind it
+//!     measure        one run of a workload (iperf, echo), and its cost (process, calibrate)
+//!   compare          pairs, ratios, verdicts (stats)
+//!   report, html     tables, JSON, plots (plot)
+//! ```
 
+mod ab;
+pub(crate) mod awake;
+mod backend;
+mod calibrate;
+mod compare;
+pub(crate) mod echo;
+mod floors;
+mod html;
+mod iperf;
 mod lab;
+mod measure;
+mod plot;
+mod process;
+mod report;
+mod revision;
+mod session;
 mod start;
+mod station;
+mod stats;
+mod subject;
+mod uml;
+mod workload;
 
 use std::process::ExitCode;
 
@@ -14,11 +43,20 @@ pub(crate) enum Bench {
     Lab(lab::Args),
     /// On this machine: time to the first KVM_RUN, and memory beyond the guest's own
     Start(start::Args),
+    /// Native speed: back-ends under a User Mode Linux guest, in turn
+    Uml(uml::Args),
+    /// Native speed: two settings, programs or revisions in turn, and whether they differ
+    Ab(ab::Args),
+    /// Native speed: wonton must be ahead of passt by so much
+    Floors(floors::Args),
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<ExitCode> {
     match bench {
         Bench::Lab(args) => lab::run(args),
         Bench::Start(args) => start::run(args),
+        Bench::Uml(args) => uml::run(args),
+        Bench::Ab(args) => ab::run(args),
+        Bench::Floors(args) => floors::run(args),
     }
 }

@@ -1,0 +1,54 @@
+//! `cargo xtask bench ab`: two settings or versions in turn, and whether they differ.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use guest_images::Images;
+
+use super::compare::Comparison;
+use super::session::{Plan, Session};
+use super::subject::Subject;
+use super::uml::code;
+use super::workload::{Words, chosen};
+use super::{html, report};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The first: options of wonton (rx=copy), wonton, passt, passt:mtu=BYTES, rev:REF, rev:REF:OPTIONS
+    /// or rev:worktree
+    #[arg(long)]
+    a: Subject,
+    /// The second, as the first
+    #[arg(long)]
+    b: Subject,
+    #[command(flatten)]
+    plan: Plan,
+    /// down1 down8 down16 up1 up8 up16 udp64 udp1400 udp16k rr crr idle1000, or all
+    workloads: Vec<Words>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let images = Images::of_workspace()?;
+    let subjects = [args.a.clone(), args.b.clone()];
+    let workloads = chosen(&args.workloads);
+    let session = Session::run(&images, &subjects, &workloads, &args.plan)?;
+    let comparisons: Vec<Comparison> = workloads
+        .iter()
+        .map(|workload| Comparison::of(&session, 0, 1, *workload))
+        .collect();
+    println!("{}", report::samples_table(&session));
+    println!("A is {}, B is {}", args.a.name, args.b.name);
+    println!("{}", report::comparison_table(&comparisons));
+    for row in &comparisons {
+        println!("{}: {}", row.workload, row.verdict);
+    }
+    for line in report::idle_lines(&session) {
+        println!("{line}");
+    }
+    println!("{}", report::footnote(&session));
+    let json = serde_json::json!({ "session": session, "comparisons": comparisons });
+    let json = report::write_json("ab.json", &json)?;
+    let page = html::write("ab.html", "bench ab", &session, &comparisons)?;
+    println!("{} {}", json.display(), page.display());
+    Ok(code(&session))
+}

@@ -1,0 +1,122 @@
+//! Two subjects of a session, compared.
+
+use serde::Serialize;
+
+use super::calibrate::MAX_DRIFT;
+use super::measure::Sample;
+use super::session::Session;
+use super::stats::{Estimate, median};
+use super::workload::Workload;
+
+/// How B does beside A in one workload.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Comparison {
+    pub(crate) workload: String,
+    pub(crate) unit: &'static str,
+    /// Median of the main figure of each.
+    pub(crate) a: Option<f64>,
+    pub(crate) b: Option<f64>,
+    /// B by A.
+    pub(crate) ratio: Option<Estimate>,
+    /// The same of CPU seconds for each GB.
+    pub(crate) cpu_a: Option<f64>,
+    pub(crate) cpu_b: Option<f64>,
+    pub(crate) cpu_ratio: Option<Estimate>,
+    /// In words.
+    pub(crate) verdict: String,
+    /// Why it should not be relied on.
+    pub(crate) doubts: Vec<String>,
+}
+
+impl Comparison {
+    /// Compares subjects `a` and `b` of `session`.
+    pub(crate) fn of(session: &Session, a: usize, b: usize, workload: Workload) -> Self {
+        let value = |sample: &Sample| sample.value;
+        let cpu = |sample: &Sample| sample.cpu_s_per_gb;
+        let middle = |subject, figure: fn(&Sample) -> Option<f64>| {
+            median(&session.figures(subject, workload, figure).concat())
+        };
+        let ratio = Estimate::of(&session.ratios(a, b, workload, value));
+        Self {
+            workload: workload.name(),
+            unit: workload.unit(),
+            a: middle(a, value),
+            b: middle(b, value),
+            cpu_a: middle(a, cpu),
+            cpu_b: middle(b, cpu),
+            cpu_ratio: Estimate::of(&session.ratios(a, b, workload, cpu)),
+            verdict: verdict(ratio, workload.more_is_better()),
+            doubts: doubts(ratio, session.drift(workload)),
+            ratio,
+        }
+    }
+}
+
+/// What the ratio B by A says, with its interval in percent.
+fn verdict(ratio: Option<Estimate>, more_is_better: bool) -> String {
+    let Some(ratio) = ratio else {
+        return "not measured".to_owned();
+    };
+    let percent = |ratio: f64| 100.0 * (ratio - 1.0);
+    let (low, high) = (percent(ratio.low), percent(ratio.high));
+    let middle = percent(ratio.median).abs();
+    if low <= 0.0 && high >= 0.0 {
+        return format!("no difference shown ({low:+.0}..{high:+.0})");
+    }
+    let words = match (low > 0.0, more_is_better) {
+        (true, true) => "B faster by",
+        (false, true) => "B slower by",
+        (true, false) => "B takes more by",
+        (false, false) => "B takes less by",
+    };
+    let (near, far) = if low > 0.0 {
+        (low, high)
+    } else {
+        (-high, -low)
+    };
+    format!("{words} {middle:.0}% ({near:.0}..{far:.0})")
+}
+
+fn doubts(ratio: Option<Estimate>, drift: f64) -> Vec<String> {
+    let mut doubts = Vec::new();
+    if drift > MAX_DRIFT {
+        doubts.push(format!("the machine's speed varied x{drift:.2}"));
+    }
+    if ratio.is_some_and(|ratio| ratio.is_wide()) {
+        doubts.push("the interval is wide".to_owned());
+    }
+    if ratio.is_some_and(|ratio| ratio.count < 4) {
+        doubts.push("there are few pairs".to_owned());
+    }
+    doubts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn estimate(median: f64, low: f64, high: f64) -> Option<Estimate> {
+        Some(Estimate {
+            median,
+            low,
+            high,
+            count: 8,
+        })
+    }
+
+    #[test]
+    fn verdicts_are_one_line() {
+        let say = |m, l, h, more| verdict(estimate(m, l, h), more);
+        assert_eq!(say(1.09, 1.04, 1.15, true), "B faster by 9% (4..15)");
+        assert_eq!(say(0.8, 0.75, 0.9, true), "B slower by 20% (10..25)");
+        assert_eq!(say(0.8, 0.75, 0.9, false), "B takes less by 20% (10..25)");
+        assert_eq!(say(1.01, 0.97, 1.05, true), "no difference shown (-3..+5)");
+        assert_eq!(verdict(None, true), "not measured");
+    }
+
+    #[test]
+    fn doubts_name_a_machine_that_changed_and_wide_intervals() {
+        assert!(doubts(estimate(1.0, 0.95, 1.05), 1.1).is_empty());
+        assert_eq!(doubts(estimate(1.0, 0.7, 1.3), 1.4).len(), 2);
+    }
+}

@@ -1,0 +1,43 @@
+//! The far side of the request and response workloads: each byte comes back.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use anyhow::{Context, Result};
+
+/// Enough for a thread that holds one byte.
+const STACK: usize = 64 << 10;
+
+/// A server on the loopback, for as long as this process lives.
+pub(crate) struct Echo {
+    pub(crate) port: u16,
+}
+
+impl Echo {
+    /// Starts it on a free port.
+    pub(crate) fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
+        let port = listener.local_addr()?.port();
+        thread(move || {
+            for stream in listener.incoming().flatten() {
+                thread(move || serve(stream));
+            }
+        });
+        Ok(Self { port })
+    }
+}
+
+fn serve(mut stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let mut byte = [0];
+    while let Ok(1) = stream.read(&mut byte) {
+        if stream.write_all(&byte).is_err() {
+            return;
+        }
+    }
+}
+
+fn thread(work: impl FnOnce() + Send + 'static) {
+    // without a thread the client sees its connection end
+    let _ = std::thread::Builder::new().stack_size(STACK).spawn(work);
+}
