@@ -8,15 +8,16 @@ use net::nic::{Backend, VnetHdr};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::net::Counters;
 use crate::net::engine::{NetEngine, NetParts};
+use crate::net::{CTRL_QUEUE_SIZE, Counters};
 use crate::testing::ring::{Buffer, DESC_F_WRITE, MockRing};
-use crate::virtio::spec::{F_EVENT_IDX, NET_HDR_LEN};
+use crate::virtio::spec::{F_EVENT_IDX, NET_F_CTRL_VQ, NET_HDR_LEN};
 use crate::virtio::{Activation, ActiveQueue, GuestRam, Interrupt};
 
 const RAM_LEN: u64 = 64 << 20;
 const RX_BASE: u64 = 0x10_0000;
 const TX_BASE: u64 = 0x20_0000;
+const CTRL_BASE: u64 = 0x30_0000;
 const HEAP_BASE: u64 = 0x40_0000;
 /// RAM comes in two regions, so that buffers happen to lie across their border.
 const REGION_BORDER: u64 = HEAP_BASE + 0x1_0400;
@@ -24,8 +25,8 @@ const REGION_BORDER: u64 = HEAP_BASE + 0x1_0400;
 /// Counts what the device tells its driver.
 #[derive(Debug, Default)]
 pub struct MockInterrupt {
-    /// Interrupts of the RX and the TX queue.
-    pub queues: [AtomicU64; 2],
+    /// Interrupts of the RX, the TX and the control queue.
+    pub queues: [AtomicU64; 3],
     /// Configuration changes.
     pub config: AtomicU64,
     /// Times that DEVICE_NEEDS_RESET was set.
@@ -74,6 +75,8 @@ pub struct MockDriver {
     pub rx: MockRing,
     /// Transmit queue.
     pub tx: MockRing,
+    /// Control queue.
+    pub ctrl: MockRing,
     /// What the device told.
     pub interrupt: Arc<MockInterrupt>,
     heap: Heap,
@@ -94,6 +97,7 @@ impl MockDriver {
         Self {
             rx: MockRing::new(mem.clone(), RX_BASE, size),
             tx: MockRing::new(mem.clone(), TX_BASE, size),
+            ctrl: MockRing::new(mem.clone(), CTRL_BASE, CTRL_QUEUE_SIZE),
             ram: GuestRam::new(mem),
             interrupt: Arc::default(),
             heap: Heap::default(),
@@ -106,23 +110,27 @@ impl MockDriver {
         self.ram.clone()
     }
 
-    /// The reset of a driver: both rings are empty again.
+    /// The reset of a driver: all rings are empty again.
     pub fn reset(&mut self) {
         let mem = GuestMemoryMmap::clone(&self.ram.memory());
         self.rx = MockRing::new(mem.clone(), RX_BASE, self.rx.size);
-        self.tx = MockRing::new(mem, TX_BASE, self.tx.size);
+        self.tx = MockRing::new(mem.clone(), TX_BASE, self.tx.size);
+        self.ctrl = MockRing::new(mem, CTRL_BASE, self.ctrl.size);
         self.interrupt = Arc::default();
         self.heap = Heap::default();
         self.buffers = Default::default();
     }
 
-    /// What a transport hands to a device at DRIVER_OK, with doorbells for RX and TX.
-    pub fn activation(&self, features: u64) -> (Activation, [EventFd; 2]) {
+    /// What a transport hands to a device at DRIVER_OK, with doorbells for RX, TX and control queue.
+    ///
+    /// The control queue is among the queues only if `features` has CTRL_VQ.
+    pub fn activation(&self, features: u64) -> (Activation, [EventFd; 3]) {
         let event_idx = features & F_EVENT_IDX != 0;
-        let kicks = [(); 2].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
+        let kicks = [(); 3].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
         let queues = (0..)
-            .zip([&self.rx, &self.tx])
+            .zip([&self.rx, &self.tx, &self.ctrl])
             .zip(&kicks)
+            .take(if features & NET_F_CTRL_VQ != 0 { 3 } else { 2 })
             .map(|((index, ring), kick)| ActiveQueue {
                 index,
                 queue: ring.queue(event_idx),
@@ -140,12 +148,14 @@ impl MockDriver {
 
     /// A card without a thread in front of `backend`, at MTU 1500.
     pub fn engine(&self, features: u64, backend: Box<dyn Backend>) -> NetEngine {
-        let (mut activation, _) = self.activation(features);
+        let (activation, _) = self.activation(features);
+        let mut queues = activation.queues.into_iter();
         let parts = NetParts {
             ram: activation.ram,
             features,
-            tx: activation.queues.pop().unwrap(),
-            rx: activation.queues.pop().unwrap(),
+            rx: queues.next().unwrap(),
+            tx: queues.next().unwrap(),
+            ctrl: queues.next(),
             interrupt: activation.interrupt,
             counters: Arc::new(Counters::default()),
             guest_mac: [0x52, 0x54, 0, 0x12, 0x34, 0x56],

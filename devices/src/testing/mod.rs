@@ -8,6 +8,7 @@
 //! ```
 
 pub mod conformance;
+mod ctrl;
 mod driver;
 mod ring;
 
