@@ -10,15 +10,16 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::net::engine::{NetEngine, NetParts};
 use crate::net::{CTRL_QUEUE_SIZE, Counters};
+use crate::testing::heap::Heap;
 use crate::testing::ring::{Buffer, DESC_F_WRITE, MockRing};
 use crate::virtio::spec::{F_EVENT_IDX, NET_F_CTRL_VQ, NET_HDR_LEN};
 use crate::virtio::{Activation, ActiveQueue, GuestRam, Interrupt};
 
-const RAM_LEN: u64 = 64 << 20;
+pub(super) const RAM_LEN: u64 = 64 << 20;
 const RX_BASE: u64 = 0x10_0000;
 const TX_BASE: u64 = 0x20_0000;
 const CTRL_BASE: u64 = 0x30_0000;
-const HEAP_BASE: u64 = 0x40_0000;
+pub(super) const HEAP_BASE: u64 = 0x40_0000;
 /// RAM comes in two regions, so that buffers happen to lie across their border.
 const REGION_BORDER: u64 = HEAP_BASE + 0x1_0400;
 
@@ -81,6 +82,8 @@ pub struct MockDriver {
     pub interrupt: Arc<MockInterrupt>,
     heap: Heap,
     buffers: [HashMap<u16, Vec<Buffer>>; 2],
+    /// Indirect tables of RX chains.
+    tables: HashMap<u16, Buffer>,
 }
 
 impl MockDriver {
@@ -102,6 +105,7 @@ impl MockDriver {
             interrupt: Arc::default(),
             heap: Heap::default(),
             buffers: Default::default(),
+            tables: HashMap::new(),
         }
     }
 
@@ -119,6 +123,7 @@ impl MockDriver {
         self.interrupt = Arc::default();
         self.heap = Heap::default();
         self.buffers = Default::default();
+        self.tables.clear();
     }
 
     /// What a transport hands to a device at DRIVER_OK, with doorbells for RX, TX and control queue.
@@ -180,16 +185,21 @@ impl MockDriver {
     /// Posts one RX chain with a descriptor for each of `sizes`; false when the ring is full.
     pub fn post_rx(&mut self, sizes: &[usize]) -> bool {
         let buffers: Vec<_> = sizes.iter().map(|&size| self.alloc(size)).collect();
-        match self.rx.add(&buffers, DESC_F_WRITE) {
-            Some(head) => {
-                self.buffers[0].insert(head, buffers);
-                true
-            }
-            None => {
-                self.heap.free(buffers);
-                false
-            }
+        let head = self.rx.add(&buffers, DESC_F_WRITE);
+        self.queued(0, head, buffers)
+    }
+
+    /// As [`Self::post_rx`], through an indirect table.
+    pub fn post_rx_indirect(&mut self, sizes: &[usize]) -> bool {
+        let mut buffers: Vec<_> = sizes.iter().map(|&size| self.alloc(size)).collect();
+        let table = self.alloc(16 * buffers.len());
+        let head = self.rx.add_indirect(table.addr, &buffers, DESC_F_WRITE);
+        // Not part of the chain, but freed with it.
+        self.tables.extend(head.map(|head| (head, table)));
+        if head.is_none() {
+            buffers.push(table);
         }
+        self.queued(0, head, buffers)
     }
 
     /// Posts RX chains of one buffer of `size` until the ring is full.
@@ -202,7 +212,7 @@ impl MockDriver {
     pub fn send(&mut self, hdr: &VnetHdr, frame: &[u8], splits: &[usize]) -> bool {
         let buffers = self.scatter(hdr, frame, splits);
         let head = self.tx.add(&buffers, 0);
-        self.sent(head, buffers)
+        self.queued(1, head, buffers)
     }
 
     /// As [`Self::send`], through an indirect table.
@@ -211,7 +221,7 @@ impl MockDriver {
         let table = self.alloc(16 * buffers.len());
         let head = self.tx.add_indirect(table.addr, &buffers, 0);
         buffers.push(table);
-        self.sent(head, buffers)
+        self.queued(1, head, buffers)
     }
 
     fn scatter(&mut self, hdr: &VnetHdr, frame: &[u8], splits: &[usize]) -> Vec<Buffer> {
@@ -232,17 +242,16 @@ impl MockDriver {
         buffers
     }
 
-    fn sent(&mut self, head: Option<u16>, buffers: Vec<Buffer>) -> bool {
+    /// Keeps the buffers of a chain until it is used; frees them at once when there is none.
+    fn queued(&mut self, queue: usize, head: Option<u16>, buffers: Vec<Buffer>) -> bool {
         match head {
-            Some(head) => {
-                self.buffers[1].insert(head, buffers);
-                true
-            }
+            Some(head) => self.buffers[queue].insert(head, buffers),
             None => {
                 self.heap.free(buffers);
-                false
+                None
             }
-        }
+        };
+        head.is_some()
     }
 
     /// Takes back sent frames; returns how many.
@@ -289,6 +298,7 @@ impl MockDriver {
         let buffers = self.buffers[0]
             .remove(&head)
             .expect("a chain that was posted");
+        self.heap.free(self.tables.remove(&head));
         let mut left = usize::try_from(len).unwrap();
         let mut bytes = Vec::with_capacity(left);
         let mem = self.ram.memory();
@@ -304,37 +314,5 @@ impl MockDriver {
         let room: u64 = buffers.iter().map(|buffer| u64::from(buffer.len)).sum();
         self.heap.free(buffers);
         Some((bytes, u64::from(len) == room))
-    }
-}
-
-/// Buffers by power-of-two size. They are skewed, so that most lie at odd addresses.
-#[derive(Debug, Default)]
-struct Heap {
-    used: u64,
-    free: HashMap<u32, Vec<u64>>,
-}
-
-impl Heap {
-    fn alloc(&mut self, len: usize) -> Buffer {
-        let len = u32::try_from(len).unwrap();
-        let class = len.next_power_of_two().max(32);
-        let reused = self.free.entry(class).or_default().pop();
-        let addr = reused.unwrap_or_else(|| {
-            let addr = HEAP_BASE + self.used;
-            self.used += u64::from(class) + 1;
-            assert!(
-                addr + u64::from(class) < RAM_LEN,
-                "the mock driver's RAM is used up"
-            );
-            addr
-        });
-        Buffer { addr, len }
-    }
-
-    fn free(&mut self, buffers: Vec<Buffer>) {
-        for buffer in buffers {
-            let class = buffer.len.next_power_of_two().max(32);
-            self.free.entry(class).or_default().push(buffer.addr);
-        }
     }
 }

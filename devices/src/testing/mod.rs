@@ -10,6 +10,7 @@
 pub mod conformance;
 mod ctrl;
 mod driver;
+mod heap;
 mod ring;
 
 pub use self::driver::{MockDriver, MockInterrupt, Received};

@@ -5,6 +5,7 @@ mod ctrl;
 mod malformed;
 mod merge;
 mod notify;
+mod offloads;
 mod threads;
 
 use std::collections::VecDeque;
