@@ -8,7 +8,9 @@
 //! ```
 
 pub mod conformance;
+mod ctrl;
 mod driver;
+mod heap;
 mod ring;
 
 pub use self::driver::{MockDriver, MockInterrupt, Received};

@@ -299,6 +299,8 @@ impl Backend for Stack {
         Offloads::CSUM | Offloads::GUEST_CSUM | Offloads::GUEST_TSO4 | Offloads::HOST_TSO4
     }
 
+    /// Flows live on: each frame asks the link anew what it may leave to the guest, so this is also
+    /// what a change of the offloads takes.
     fn configure(&mut self, link: &Link) {
         self.link = Link {
             mtu: link.mtu.min(self.config.mtu),

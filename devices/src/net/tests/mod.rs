@@ -1,9 +1,11 @@
 //! Tests of the card as a whole, through the driver-side mock.
 
 mod cost;
+mod ctrl;
 mod malformed;
 mod merge;
 mod notify;
+mod offloads;
 mod threads;
 
 use std::collections::VecDeque;
@@ -23,6 +25,8 @@ struct State {
     batch: bool,
     /// What `configure` was told.
     links: Vec<Link>,
+    /// What `set_offloads` was told.
+    changes: Vec<Link>,
     resets: usize,
 }
 
@@ -49,6 +53,10 @@ impl Probe {
 }
 
 impl Backend for Probe {
+    fn set_offloads(&mut self, link: &Link) {
+        self.lock().changes.push(*link);
+    }
+
     fn configure(&mut self, link: &Link) {
         self.lock().links.push(*link);
     }
