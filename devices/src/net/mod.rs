@@ -27,7 +27,6 @@ use net::nic::Backend;
 use virtio_queue::Queue;
 
 pub use self::counters::Counters;
-pub use self::ctrl::CTRL_QUEUE_SIZE;
 use self::engine::{CTRL_QUEUE, NetEngine, NetParts, RX_QUEUE, TX_QUEUE};
 pub use self::tx::{MAX_FRAME, TX_BURST};
 use self::worker::Worker;
@@ -99,7 +98,7 @@ impl Net {
         Ok(Self {
             config,
             features: features::offered_features(backend.offloads()),
-            queue_sizes: [size, size, CTRL_QUEUE_SIZE],
+            queue_sizes: [size; 3],
             counters: Arc::default(),
             backend: Some(backend),
             worker: None,
@@ -213,7 +212,10 @@ impl VirtioDevice for Net {
         let (backend, [rx, tx], ctrl) = engine.into_parts();
         self.backend = Some(backend);
         let ctrl = ctrl.map(|queue| (CTRL_QUEUE, queue));
-        [(RX_QUEUE, rx), (TX_QUEUE, tx)].into_iter().chain(ctrl).collect()
+        [(RX_QUEUE, rx), (TX_QUEUE, tx)]
+            .into_iter()
+            .chain(ctrl)
+            .collect()
     }
 }
 

@@ -13,5 +13,5 @@ mod driver;
 mod heap;
 mod ring;
 
-pub use self::driver::{MockDriver, MockInterrupt, Received};
+pub use self::driver::{CTRL_QUEUE_SIZE, MockDriver, MockInterrupt, Received};
 pub use self::ring::{Buffer, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, MockRing};

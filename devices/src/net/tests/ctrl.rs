@@ -11,7 +11,8 @@ use super::Probe;
 use crate::net::engine::{CTRL_QUEUE, NetEngine};
 use crate::net::features::{accepted_offloads, offered_features};
 use crate::net::loopback::Loopback;
-use crate::net::{CTRL_QUEUE_SIZE, Net, NetConfig};
+use crate::net::{Net, NetConfig};
+use crate::testing::CTRL_QUEUE_SIZE;
 use crate::testing::{Buffer, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, MockDriver};
 use crate::virtio::VirtioDevice;
 use crate::virtio::spec::{
@@ -321,7 +322,7 @@ fn without_ctrl_vq_there_is_no_control_queue() {
     assert!(card.engine.into_parts().2.is_none());
 
     let mut net = Net::new(NetConfig::default(), Box::new(Loopback::default())).unwrap();
-    assert_eq!(net.queue_max_sizes(), [256, 256, CTRL_QUEUE_SIZE]);
+    assert_eq!(net.queue_max_sizes(), [256; 3]);
     assert_eq!(net.device_features() & NET_F_CTRL_GUEST_OFFLOADS, 0);
     net.mask_features(NET_F_CTRL_VQ);
     assert_eq!(net.queue_max_sizes(), [256, 256]);
