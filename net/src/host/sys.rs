@@ -1,9 +1,10 @@
-//! System calls on datagram sockets that no crate wraps: batched receives, options, and the error queue.
+//! System calls on datagram sockets that no crate wraps: receives in batches and into guest memory,
+//! options, and the error queue.
 //!
 //! Addresses and control messages cross as bytes and are read without pointers.
 #![expect(
     unsafe_code,
-    reason = "recvmmsg, some options and the error queue have no safe wrapper"
+    reason = "the kernel fills guest memory through raw iovecs, and recvmmsg has no safe wrapper"
 )]
 
 use std::io;
@@ -11,7 +12,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::null_mut;
 
-use crate::udp::{Batch, DATAGRAMS, Entry, ROOM};
+use crate::udp::{Batch, DATAGRAMS, Entry, Payload, ROOM};
 
 /// Bytes of the longest address: `struct sockaddr_in6`.
 pub(super) const NAME: usize = 28;
@@ -79,17 +80,50 @@ pub(super) fn receive_batch(fd: BorrowedFd<'_>, batch: &mut Batch) -> io::Result
     })?;
     for (index, message) in messages.iter().enumerate().take(n) {
         let len = (message.msg_len as usize).min(ROOM);
-        // An address of another family does not come out of a UDP socket.
-        let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let control = &controls[index][..message.msg_hdr.msg_controllen.min(CONTROL)];
-        batch.entries[index] = Entry {
-            from: decode(&names[index]).unwrap_or(nobody),
-            len,
-            segment: parse_segment(control).unwrap_or(0),
-        };
+        batch.entries[index] = entry(&names[index], control, len);
         batch.len = index + 1;
     }
     Ok(())
+}
+
+/// Receives one run into guest memory; what does not fit is lost.
+pub(super) fn receive_into(fd: BorrowedFd<'_>, room: &Payload<'_, '_>) -> io::Result<Entry> {
+    let mut iovecs = Vec::new();
+    room.for_each_slice(|slice| {
+        iovecs.push(libc::iovec {
+            // Plain mmap regions need no guard to stay mapped; the payload's borrow keeps them.
+            iov_base: slice.ptr_guard_mut().as_ptr().cast(),
+            iov_len: slice.len(),
+        });
+    });
+    let mut name = [0_u8; NAME];
+    let mut control = [0_u8; CONTROL];
+    let mut message = empty_message();
+    message.msg_name = name.as_mut_ptr().cast();
+    message.msg_namelen = NAME as u32;
+    message.msg_iov = iovecs.as_mut_ptr();
+    message.msg_iovlen = iovecs.len();
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = control.len();
+    let len = retry(|| {
+        // SAFETY: `message` names live buffers for the address and the control messages with their
+        // lengths, and `iovecs`, each the extent of a `VolatileSlice` that `room` borrows for the whole
+        // call, so the memory is mapped. It is guest memory, which nothing here takes to be stable.
+        unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) }
+    })?;
+    let control = &control[..message.msg_controllen.min(CONTROL)];
+    Ok(entry(&name, control, len.min(room.len)))
+}
+
+fn entry(name: &[u8], control: &[u8], len: usize) -> Entry {
+    // An address of another family does not come out of a UDP socket.
+    let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    Entry {
+        from: decode(name).unwrap_or(nobody),
+        len,
+        segment: parse_segment(control).unwrap_or(0),
+    }
 }
 
 /// An entry of the error queue (`struct sock_extended_err`).

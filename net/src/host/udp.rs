@@ -11,7 +11,7 @@ use mio::unix::SourceFd;
 
 use super::os::{DNS, OsHost, Subject, UDP};
 use super::{send, sys};
-use crate::udp::{Batch, Message, Owner, SocketError, UdpHost, UdpSocket};
+use crate::udp::{Batch, Entry, Message, Owner, Payload, SocketError, UdpHost, UdpSocket};
 use crate::wire::error::{HOST, NET, TOO_BIG, UNREACHABLE};
 
 /// `SO_EE_ORIGIN_LOCAL`: the host itself found the datagram impossible to send.
@@ -115,6 +115,10 @@ impl UdpSocket for OsUdp {
 
     fn receive(&mut self, batch: &mut Batch) -> io::Result<()> {
         sys::receive_batch(self.socket.as_fd(), batch)
+    }
+
+    fn receive_into(&mut self, room: &Payload<'_, '_>) -> io::Result<Entry> {
+        sys::receive_into(self.socket.as_fd(), room)
     }
 
     fn take_error(&mut self) -> Option<SocketError> {
@@ -265,6 +269,21 @@ mod tests {
                 (got.len() == len).then_some(())
             });
             assert_eq!(got, sent);
+
+            // Again, and straight into guest memory.
+            assert_eq!(from.send(&[message]).unwrap(), 1);
+            let mut memory = vec![0xa5; 70_000];
+            let slices: Vec<_> = memory.chunks_mut(1526).map(VolatileSlice::from).collect();
+            let room = Payload {
+                frame: &slices,
+                at: 42,
+                len: 65507,
+            };
+            let entry = eventually(|| to.receive_into(&room).ok());
+            assert_eq!(entry.from, from.local_addr().unwrap());
+            assert_eq!((entry.len, entry.segment), (len, usize::from(segment)));
+            assert_eq!(memory[42..42 + len], sent);
+            assert!(memory[..42].iter().all(|&byte| byte == 0xa5));
             ends.swap(0, 1);
         }
         // Longer than the device takes in one packet: the kernel's answer is one that the flow's

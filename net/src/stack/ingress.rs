@@ -33,12 +33,7 @@ const DNS: u16 = 53;
 /// Copies a payload out of guest memory, up to `limit` bytes.
 fn copy(payload: &Payload<'_, '_>, limit: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
-    payload.for_each_slice(|slice| {
-        let at = bytes.len();
-        let n = slice.len().min(limit - at);
-        bytes.resize(at + n, 0);
-        slice.copy_to(&mut bytes[at..]);
-    });
+    payload.part(0, limit).copy_to(&mut bytes);
     bytes
 }
 

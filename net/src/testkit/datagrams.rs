@@ -9,9 +9,13 @@ use std::rc::Rc;
 use smoltcp::wire::{EthernetFrame, IpProtocol, Ipv4Packet, UdpPacket, checksum};
 use vm_memory::VolatileSlice;
 
-use crate::nic::{RxRing, VNET_HDR_F_NEEDS_CSUM, VNET_HDR_GSO_NONE, VNET_HDR_GSO_UDP_L4, VnetHdr};
+use crate::nic::{
+    RxRing, VNET_HDR_F_NEEDS_CSUM, VNET_HDR_GSO_NONE, VNET_HDR_GSO_UDP_L4, VnetHdr, write_at,
+};
 use crate::outbox::Outbox;
-use crate::udp::{Batch, MAX_SEGMENTS, Message, Owner, SocketError, UdpHost, UdpSocket};
+use crate::udp::{
+    Batch, Entry, MAX_SEGMENTS, Message, Owner, Payload, SocketError, UdpHost, UdpSocket,
+};
 use crate::wire::Macs;
 use crate::wire::datagram::MAX_PAYLOAD;
 
@@ -123,6 +127,8 @@ pub(crate) struct Wire {
     /// Length of the datagrams in what arrives; 0 when each is alone.
     pub(crate) segment: usize,
     pub(crate) errors: VecDeque<SocketError>,
+    /// Runs received into guest memory.
+    pub(crate) in_place: usize,
     /// Errno of the next call.
     pub(crate) refuses: Option<i32>,
     /// Errno for messages with several datagrams of more than so many bytes.
@@ -243,6 +249,22 @@ impl UdpSocket for FakeSocket {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         Ok(())
+    }
+
+    fn receive_into(&mut self, room: &Payload<'_, '_>) -> io::Result<Entry> {
+        let mut wire = self.0.borrow_mut();
+        let next = wire.arrives.pop_front();
+        let (from, payload) = next.ok_or(io::ErrorKind::WouldBlock)?;
+        assert!(payload.len() <= room.len, "something is lost");
+        let mut pieces = Vec::new();
+        room.for_each_slice(|slice| pieces.push(slice));
+        write_at(&pieces, 0, &payload);
+        wire.in_place += 1;
+        Ok(Entry {
+            from,
+            len: payload.len(),
+            segment: wire.segment,
+        })
     }
 
     fn take_error(&mut self) -> Option<SocketError> {

@@ -21,12 +21,23 @@ pub struct Batch {
 
 /// What is known of a run beside its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
-    pub(crate) from: SocketAddr,
+pub struct Entry {
+    /// Who sent it.
+    pub from: SocketAddr,
     /// Bytes of the whole run.
-    pub(crate) len: usize,
-    /// Bytes per datagram.
-    pub(crate) segment: usize,
+    pub len: usize,
+    /// Bytes of each datagram but the last; 0 when the kernel does not say, for then there is one.
+    pub segment: usize,
+}
+
+impl Entry {
+    /// Bytes of each datagram but the last, at least 1.
+    pub fn segment(&self) -> usize {
+        match self.segment {
+            0 => self.len.max(1),
+            segment => segment,
+        }
+    }
 }
 
 /// Datagrams from one sender.
@@ -95,15 +106,12 @@ impl Batch {
 
     /// The run at `index`.
     pub fn run(&self, index: usize) -> Option<Received<'_>> {
-        let &Entry { from, len, segment } = self.entries[..self.len].get(index)?;
+        let entry = self.entries[..self.len].get(index)?;
         let at = index * ROOM;
-        let len = len.min(ROOM);
-        // What says nothing of its parts has one.
-        let segment = if segment == 0 { len.max(1) } else { segment };
         Some(Received {
-            from,
-            payload: &self.room[at..at + len],
-            segment,
+            from: entry.from,
+            payload: &self.room[at..at + entry.len.min(ROOM)],
+            segment: entry.segment(),
         })
     }
 }

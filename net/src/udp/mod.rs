@@ -17,6 +17,8 @@
 //! Runs of datagrams of one length stay together all the way. From the guest they come as frames
 //! (HOST_USO), or are found in a burst, and leave as one message (UDP_SEGMENT). From the host they come
 //! as one message (UDP_GRO); the guest gets them as one frame if it can (GUEST_USO4), else cut.
+//! A socket whose runs are long, for such a guest, is read straight into the guest's descriptors;
+//! others are read in batches, which are copied once.
 //!
 //! Nothing is buffered here beyond one batch: when the guest does not take frames, datagrams wait in
 //! their sockets, and it is the kernel that drops what is too much.
@@ -35,8 +37,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use vm_memory::VolatileSlice;
 
-pub use batch::{Batch, Received};
-pub(crate) use batch::{DATAGRAMS, Entry, ROOM};
+pub use batch::{Batch, Entry, Received};
+pub(crate) use batch::{DATAGRAMS, ROOM};
 pub use outgoing::{MAX_RUN, MAX_SEGMENTS, Message, Outgoing};
 pub use table::{MAX_FLOWS, MAX_PEERS, ONE_WAY, TWO_WAY, UdpLink, UdpTable};
 
@@ -66,6 +68,15 @@ impl<'m> Payload<'_, 'm> {
             at: self.at + at,
             len: len.min(self.len - at),
         }
+    }
+
+    /// Appends its bytes to `bytes`.
+    pub fn copy_to(&self, bytes: &mut Vec<u8>) {
+        self.for_each_slice(|slice| {
+            let at = bytes.len();
+            bytes.resize(at + slice.len(), 0);
+            slice.copy_to(&mut bytes[at..]);
+        });
     }
 
     /// Calls `visit` with the pieces of the payload in order. Empty pieces are left out.
@@ -197,6 +208,12 @@ pub trait UdpSocket {
     /// # Errors
     /// `WouldBlock` when there are none; a pending error of an earlier datagram.
     fn receive(&mut self, batch: &mut Batch) -> io::Result<()>;
+
+    /// Receives the next run straight into guest memory. What does not fit into `room` is lost.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    fn receive_into(&mut self, room: &Payload<'_, '_>) -> io::Result<Entry>;
 
     /// Takes the next entry of the error queue.
     fn take_error(&mut self) -> Option<SocketError>;

@@ -16,7 +16,7 @@ use crate::wire::datagram::MAX_PAYLOAD;
 /// Datagrams in one message: UDP_MAX_SEGMENTS of the kernels that allow the fewest.
 pub const MAX_SEGMENTS: usize = 64;
 /// Pieces of guest memory in one message: what the kernel takes (UIO_MAXIOV).
-const MAX_PIECES: usize = 1024;
+pub(super) const MAX_PIECES: usize = 1024;
 /// Datagrams that one frame of the guest may stand for. Whoever asks for more means harm: Linux makes
 /// 128 at most.
 pub const MAX_RUN: usize = 1024;
@@ -110,7 +110,7 @@ impl Pending {
             && (1..=self.segment).contains(&len)
             // One that is shorter was the last, and an empty one cannot be told from none.
             && self.len > 0
-            && self.len % self.segment == 0
+            && self.len.is_multiple_of(self.segment)
             && self.len + len <= MAX_PAYLOAD
             && self.count() < MAX_SEGMENTS
             && self.pieces + pieces <= MAX_PIECES

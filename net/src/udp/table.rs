@@ -5,17 +5,17 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::outgoing::Queue;
+use super::outgoing::{MAX_PIECES, Queue};
 use super::{
-    Batch, GuestDatagram, Outgoing, Owner, Refusal, UdpHost, UdpSocket, is_about_the_past,
+    Batch, GuestDatagram, Outgoing, Owner, Payload, Refusal, UdpHost, UdpSocket, is_about_the_past,
 };
 use crate::config::{Config, Forward};
 use crate::drops::{DropReason, Drops};
-use crate::nic::{Offloads, RxRing, Stop};
+use crate::nic::{Offloads, RxFrame, RxRing, Stop};
 use crate::outbox::Outbox;
 use crate::policy;
 use crate::wire::Macs;
-use crate::wire::datagram::{Datagram, Finish, MAX_PAYLOAD, fits};
+use crate::wire::datagram::{Datagram, Finish, HEADERS, MAX_PAYLOAD, finish_in_place, fits};
 use crate::wire::error::{self, HOST, IcmpError, NET, PROHIBITED, TIME_EXCEEDED, UNREACHABLE};
 
 /// How long a flow lives without traffic while only one side has sent.
@@ -34,6 +34,8 @@ const MAX_ERRORS: usize = 64;
 const BURST: usize = 512 << 10;
 /// What a frame and a system call cost in bytes of [`BURST`], beside the bytes that they move.
 const CALL: usize = 512;
+/// Bytes of a run that is worth to be received by a call of its own, into the guest's descriptors.
+const LONG: usize = 8 << 10;
 /// Entries taken off an error queue at once.
 const ERRORS_AT_ONCE: usize = 32;
 
@@ -54,6 +56,8 @@ struct Flow<S> {
     ready: bool,
     /// Length up to which datagrams may leave together: what the host was found to take.
     most: usize,
+    /// What arrives comes in long runs that the guest takes apart.
+    bulk: bool,
 }
 
 /// What frames to the guest depend on.
@@ -102,6 +106,34 @@ impl<S> Flow<S> {
         }
         self.peers.insert(peer);
         self.last_peer = Some(peer);
+    }
+
+    /// Something came from `peer` for the guest. Returns what the guest calls the peer.
+    fn note_received(
+        &mut self,
+        number: u64,
+        peer: SocketAddr,
+        config: &Config,
+        callers: &mut HashMap<(SocketAddr, SocketAddr), Caller>,
+        now: Instant,
+    ) -> SocketAddr {
+        self.used = now;
+        self.replied = true;
+        if !self.forward {
+            return policy::seen_as(config, peer);
+        }
+        let from = config.seen_by_guest(peer);
+        let key = (self.guest, from);
+        if callers.len() >= MAX_PEERS && !callers.contains_key(&key) {
+            callers.clear();
+        }
+        let caller = Caller {
+            number,
+            peer,
+            used: now,
+        };
+        callers.insert(key, caller);
+        from
     }
 
     fn admits(&self, peer: SocketAddr) -> bool {
@@ -319,8 +351,18 @@ impl<H: UdpHost> UdpTable<H> {
                     Stop::Yield
                 };
             };
-            self.receive(config, number);
+            let direct = self.flows.get(&number).is_some_and(|flow| flow.bulk);
             budget = budget.saturating_sub(CALL);
+            if direct
+                && link.takes_runs()
+                && let Some(room) = RxFrame::reserve(ring, HEADERS + MAX_PAYLOAD)
+                && room.slices().len() <= MAX_PIECES
+            {
+                let len = self.receive_into(room, config, link, number, now);
+                budget = budget.saturating_sub(len);
+            } else {
+                self.receive(config, link, number);
+            }
         }
     }
 
@@ -434,6 +476,7 @@ impl<H: UdpHost> UdpTable<H> {
             replied: false,
             hop_limit: 0,
             ready: false,
+            bulk: false,
         };
         self.next_number += 1;
         if let Some(deadline) = flow.deadline() {
@@ -476,29 +519,86 @@ impl<H: UdpHost> UdpTable<H> {
     }
 
     /// Receives the flow's next batch. The flow stays ready until its socket is empty.
-    fn receive(&mut self, config: &Config, number: u64) {
+    fn receive(&mut self, config: &Config, link: &UdpLink, number: u64) {
         let Some(flow) = self.flows.get_mut(&number) else {
             return;
         };
         match flow.socket.receive(&mut self.batch) {
             Ok(()) => {
-                self.delivering = Some(Place {
-                    flow: number,
-                    index: 0,
-                    start: 0,
-                    fragment: 0,
-                });
+                let mut runs = (0..self.batch.len()).filter_map(|index| self.batch.run(index));
+                flow.bulk = runs.any(|run| link.takes_whole(run.payload.len(), run.segment));
+                self.deliver_next(number);
                 self.ready.push_back(number);
             }
-            Err(failure) if is_about_the_past(&failure) => {
-                self.ready.push_back(number);
-                self.take_errors(config, number);
-            }
-            Err(_) => {
-                flow.ready = false;
-                self.take_errors(config, number);
-            }
+            Err(failure) => self.note_failure(config, number, &failure),
         }
+    }
+
+    /// Receives the flow's next run in place and delivers it; returns its length. What cannot be
+    /// delivered as it lies becomes a batch.
+    fn receive_into(
+        &mut self,
+        room: RxFrame<'_>,
+        config: &Config,
+        link: &UdpLink,
+        number: u64,
+        now: Instant,
+    ) -> usize {
+        let Some(flow) = self.flows.get_mut(&number) else {
+            return 0;
+        };
+        let place = Payload {
+            frame: room.slices(),
+            at: HEADERS,
+            len: MAX_PAYLOAD,
+        };
+        let entry = match flow.socket.receive_into(&place) {
+            Ok(entry) => entry,
+            Err(failure) => {
+                drop(room);
+                self.note_failure(config, number, &failure);
+                return 0;
+            }
+        };
+        self.ready.push_back(number);
+        flow.bulk = link.takes_whole(entry.len, entry.segment());
+        if !flow.admits(entry.from) {
+            return entry.len;
+        }
+        let (len, finish) = link.next(entry.len, entry.segment());
+        if len < entry.len || !(matches!(finish, Finish::Run(_)) || fits(len, link.mtu)) {
+            let mut bytes = Vec::with_capacity(entry.len);
+            place.part(0, entry.len).copy_to(&mut bytes);
+            self.batch.clear();
+            self.batch.push(entry.from, &bytes, entry.segment);
+            self.deliver_next(number);
+            return entry.len;
+        }
+        let from = flow.note_received(number, entry.from, config, &mut self.callers, now);
+        let ends = (from, flow.guest);
+        finish_in_place(room, link.macs, ends, self.ident, len, finish);
+        self.ident = self.ident.wrapping_add(1);
+        entry.len
+    }
+
+    /// The batch is the flow's, and none of it is delivered.
+    fn deliver_next(&mut self, number: u64) {
+        self.delivering = Some(Place {
+            flow: number,
+            index: 0,
+            start: 0,
+            fragment: 0,
+        });
+    }
+
+    fn note_failure(&mut self, config: &Config, number: u64, failure: &io::Error) {
+        if is_about_the_past(failure) {
+            // There may be something to read behind it.
+            self.ready.push_back(number);
+        } else if let Some(flow) = self.flows.get_mut(&number) {
+            flow.ready = false;
+        }
+        self.take_errors(config, number);
     }
 
     /// Reads the error queue, so that the socket does not report it again.
@@ -559,24 +659,7 @@ impl<H: UdpHost> UdpTable<H> {
                 place.next_run();
                 continue;
             }
-            let from = if flow.forward {
-                config.seen_by_guest(peer)
-            } else {
-                policy::seen_as(config, peer)
-            };
-            if flow.forward && place.start == 0 {
-                if self.callers.len() >= MAX_PEERS {
-                    self.callers.clear();
-                }
-                let caller = Caller {
-                    number,
-                    peer,
-                    used: now,
-                };
-                self.callers.insert((flow.guest, from), caller);
-            }
-            flow.used = now;
-            flow.replied = true;
+            let from = flow.note_received(number, peer, config, &mut self.callers, now);
             while place.is_open(received.payload.len()) {
                 if *budget == 0 {
                     self.delivering = Some(place);
@@ -647,6 +730,17 @@ impl Place {
 }
 
 impl UdpLink {
+    /// True when the guest takes runs apart.
+    fn takes_runs(&self) -> bool {
+        let needed = Offloads::GUEST_CSUM | Offloads::GUEST_USO4;
+        self.offloads.contains(needed)
+    }
+
+    /// True for a run of `len` bytes that is worth to be received where the guest reads it.
+    fn takes_whole(&self, len: usize, segment: usize) -> bool {
+        len >= LONG && self.takes_runs() && fits(segment, self.mtu)
+    }
+
     /// How many of `left` bytes of a run go into the next datagram, or into the next frame that the
     /// guest takes apart, and how much of the work is left to it.
     fn next(&self, left: usize, segment: usize) -> (usize, Finish) {
@@ -658,7 +752,7 @@ impl UdpLink {
             ..=MAX_PAYLOAD => left,
             _ => MAX_PAYLOAD / segment * segment,
         };
-        if self.offloads.contains(Offloads::GUEST_USO4)
+        if self.takes_runs()
             && len > segment
             && fits(segment, self.mtu)
             && let Ok(size) = u16::try_from(segment)

@@ -704,3 +704,54 @@ fn datagrams_longer_than_the_link_come_in_fragments() {
         assert_eq!(udp.payload(), expected);
     }
 }
+
+#[test]
+fn long_runs_are_received_where_the_guest_reads_them() {
+    let mut rig = Rig::with(PARTIAL | Offloads::GUEST_USO4);
+    let payload = pattern(30 * 1472 + 5);
+    rig.wire(0).segment = 1472;
+    let mut expected = Vec::new();
+    // Single datagrams, runs, strangers and what must be taken apart, in between.
+    for len in [20_000, 44_165, 3, 0, 100, 20_000, 20_001, 1472, 20_002] {
+        rig.arrives(0, "192.0.2.9:7", &payload[..len]);
+        rig.arrives(0, PEER, &payload[..len]);
+        expected.push(payload[..len].to_vec());
+        rig.pump();
+    }
+    assert_eq!(rig.pump(), Stop::Idle);
+    assert!(rig.wire(0).in_place >= 6, "{}", rig.wire(0).in_place);
+    let received: Vec<_> = rig
+        .received()
+        .iter()
+        .map(|(_, parts)| parts.concat())
+        .collect();
+    assert_eq!(received, expected);
+
+    // Longer datagrams than the link takes were not to be foreseen.
+    let before = rig.wire(0).in_place;
+    for segment in [1472, 3000, 10_000] {
+        rig.run_arrives(&payload[..10_000], segment);
+        assert_eq!(rig.pump(), Stop::Idle);
+        rig.ring.credit = 1000;
+    }
+    assert_eq!(rig.wire(0).in_place, before + 2);
+    let lengths: Vec<usize> = rig
+        .ring
+        .frames
+        .iter()
+        .map(|(_, frame)| frame.len())
+        .collect();
+    assert_eq!(lengths[0], 42 + 10_000);
+    assert!(lengths[1..].iter().all(|&len| len <= 1514));
+    assert_eq!(lengths[1..].len(), 3 * 3 + 1 + 7);
+
+    // Without room for a long one, what there is has to do.
+    rig.ring.frames.clear();
+    rig.ring.credit = 0;
+    rig.run_arrives(&payload[..20_000], 1472);
+    rig.run_arrives(&payload[..20_000], 1472);
+    assert_eq!(rig.pump(), Stop::NoBuffers);
+    rig.ring.credit = 2;
+    assert_eq!(rig.pump(), Stop::Idle);
+    assert_eq!(rig.received().len(), 2);
+}

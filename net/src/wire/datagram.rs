@@ -17,7 +17,7 @@ use crate::outbox::Outbox;
 pub const MAX_PAYLOAD: usize = 65535 - IPV4 - UDP;
 
 /// Bytes of the headers of a frame that starts a datagram.
-const HEADERS: usize = ETHERNET + IPV4 + UDP;
+pub(crate) const HEADERS: usize = ETHERNET + IPV4 + UDP;
 /// Where the checksum field is in a UDP header.
 pub(crate) const CHECKSUM_OFFSET: u16 = 6;
 
@@ -123,7 +123,14 @@ impl<'a> Datagram<'a> {
         let mut head = [0; HEADERS];
         let mut head_len = ETHERNET + IPV4;
         if start == 0 {
-            self.write_udp(&mut head[head_len..], finish);
+            let summed = (finish == Finish::Nothing).then_some(self.payload);
+            write_udp(
+                &mut head[head_len..],
+                self.from,
+                self.to,
+                self.payload.len(),
+                summed,
+            );
             head_len += UDP;
         }
         let ip_len = IPV4 + end - start;
@@ -145,35 +152,78 @@ impl<'a> Datagram<'a> {
             next: (end < len).then_some(end),
         })
     }
+}
 
-    /// Writes the UDP header, with the checksum of the whole datagram unless that is left to the guest.
-    fn write_udp(&self, header: &mut [u8], finish: Finish) {
-        let len = UDP + self.payload.len();
-        header[..2].copy_from_slice(&self.from.port().to_be_bytes());
-        header[2..4].copy_from_slice(&self.to.port().to_be_bytes());
-        // Also of a run: the guest puts in the length of each datagram, and corrects the sum.
-        let field = u16::try_from(len).unwrap_or(u16::MAX);
-        header[4..6].copy_from_slice(&field.to_be_bytes());
-        header[6..8].fill(0);
-        let mut sum = Sum::from_words(checksum::pseudo_header(
-            &self.from.ip().into(),
-            &self.to.ip().into(),
-            IpProtocol::Udp,
-            u32::from(field),
-        ));
-        let field = if finish == Finish::Nothing {
+/// Completes a frame whose payload, `len` bytes, already lies [`HEADERS`] into `room`, and hands it to
+/// the guest. Its checksum is left to the guest, whatever `finish` says. Gives the room back when the
+/// guest cannot be told.
+pub(crate) fn finish_in_place(
+    mut room: RxFrame<'_>,
+    macs: Macs,
+    (from, to): (SocketAddr, SocketAddr),
+    ident: u16,
+    len: usize,
+    finish: Finish,
+) {
+    let (SocketAddr::V4(src), SocketAddr::V4(dst)) = (from, to) else {
+        return;
+    };
+    let finish = match finish {
+        Finish::Nothing => Finish::Checksum,
+        finish => finish,
+    };
+    let mut head = [0; HEADERS];
+    write_udp(&mut head[ETHERNET + IPV4..], from, to, len, None);
+    ipv4::write_header(
+        &mut head,
+        IPV4 + UDP + len,
+        macs,
+        *src.ip(),
+        *dst.ip(),
+        IpProtocol::Udp,
+        Place {
+            ident,
+            ..Place::default()
+        },
+    );
+    room.write(0, &head);
+    room.finish(&vnet_hdr(finish), HEADERS + len);
+}
+
+/// Writes the UDP header of a datagram with `len` bytes of payload. The checksum is over that, if it is
+/// given; without, it is only started, for the guest to finish.
+fn write_udp(
+    header: &mut [u8],
+    from: SocketAddr,
+    to: SocketAddr,
+    len: usize,
+    payload: Option<&[u8]>,
+) {
+    header[..2].copy_from_slice(&from.port().to_be_bytes());
+    header[2..4].copy_from_slice(&to.port().to_be_bytes());
+    // Also of a run: the guest puts in the length of each datagram, and corrects the sum.
+    let field = u16::try_from(UDP + len).unwrap_or(u16::MAX);
+    header[4..6].copy_from_slice(&field.to_be_bytes());
+    header[6..8].fill(0);
+    let mut sum = Sum::from_words(checksum::pseudo_header(
+        &from.ip().into(),
+        &to.ip().into(),
+        IpProtocol::Udp,
+        u32::from(field),
+    ));
+    let field = match payload {
+        None => sum.partial(),
+        Some(payload) => {
             sum.add(&header[..UDP]);
-            sum.add(self.payload);
+            sum.add(payload);
             // A sum of zero would mean that there is none (RFC 768).
             match sum.finish() {
                 0 => u16::MAX,
                 sum => sum,
             }
-        } else {
-            sum.partial()
-        };
-        header[6..8].copy_from_slice(&field.to_be_bytes());
-    }
+        }
+    };
+    header[6..8].copy_from_slice(&field.to_be_bytes());
 }
 
 /// What to tell the guest beside a frame (VIRTIO 1.3, 5.1.6.4.1).
