@@ -32,8 +32,10 @@ pub const MAX_PEERS: usize = 4096;
 const MAX_ERRORS: usize = 64;
 /// Bytes delivered before others get their turn.
 const BURST: usize = 512 << 10;
-/// What a frame and a system call cost in bytes of [`BURST`], beside the bytes that they move.
-const CALL: usize = 512;
+/// What a frame costs in bytes of [`BURST`], beside the bytes that it carries.
+const FRAME: usize = 512;
+/// What a system call costs, whether what it brings is for the guest or not.
+const CALL: usize = 2 << 10;
 /// Bytes of a run that is worth to be received by a call of its own, into the guest's descriptors.
 const LONG: usize = 8 << 10;
 /// Entries taken off an error queue at once.
@@ -342,6 +344,9 @@ impl<H: UdpHost> UdpTable<H> {
                 Delivery::Done => {}
                 Delivery::NoBuffers => return Stop::NoBuffers,
                 Delivery::Spent => return Stop::Yield,
+            }
+            if budget == 0 {
+                return Stop::Yield;
             }
             // One batch per flow and turn: a flood into one does not starve the others.
             let Some(number) = self.ready.pop_front() else {
@@ -681,7 +686,7 @@ impl<H: UdpHost> UdpTable<H> {
                         self.delivering = Some(place);
                         return Delivery::NoBuffers;
                     }
-                    *budget = budget.saturating_sub(frame.len() + CALL);
+                    *budget = budget.saturating_sub(frame.len() + FRAME);
                     if let Some(next) = frame.next {
                         place.fragment = next;
                         continue;
