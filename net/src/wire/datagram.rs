@@ -245,13 +245,8 @@ fn vnet_hdr(finish: Finish) -> VnetHdr {
 
 impl Frame<'_> {
     /// Bytes of the frame.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.head_len + self.payload.len()
-    }
-
-    /// False: it has headers at least.
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     fn head(&self) -> &[u8] {
