@@ -375,12 +375,10 @@ fn runs_that_lie_go_nowhere() {
     assert_eq!(buffer[..n], payload[..3000]);
     // As many as one frame may be.
     transmit(&mut stack, &mut [run_frame(port, &payload[..MAX_RUN], 1)]);
-    let mut got = 0;
-    while let Ok(n) = far.recv(&mut buffer) {
-        assert_eq!(n, 1);
-        got += 1;
-    }
-    assert!(got > 0);
+    // The socket may have no room for all of them.
+    let n = eventually(|| far.recv(&mut buffer).ok());
+    assert_eq!(buffer[..n], payload[..1]);
+    assert_eq!(stack.drops().get(DropReason::BadTransportHeader), bad);
 }
 
 #[test]
