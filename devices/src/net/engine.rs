@@ -6,13 +6,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use net::nic::{Backend, Link, Stop, TxBurst};
+use net::nic::{Backend, Link, Offloads, Stop, TxBurst};
 use virtio_queue::Queue;
 use vm_memory::{GuestAddressSpace, VolatileSlice};
 
 use crate::net::counters::{Counters, count};
 use crate::net::ctrl::CtrlQueue;
-use crate::net::features::{GUEST_OFFLOADS, accepted_offloads};
+use crate::net::features::GUEST_OFFLOADS;
 use crate::net::rx::{RxBurst, RxQueue};
 use crate::net::tx::{MAX_FRAME, TxQueue};
 use crate::virtio::fault::DriverFault;
@@ -54,6 +54,7 @@ pub struct NetEngine {
     rx: RxQueue,
     tx: TxQueue,
     ctrl: Option<CtrlQueue>,
+    features: u64,
     /// What the backend was told last.
     link: Link,
     backend: Box<dyn Backend>,
@@ -68,6 +69,9 @@ pub struct NetParts {
     pub ram: GuestRam,
     /// Features that the driver accepted.
     pub features: u64,
+    /// The offloads to start with: those of `features`, or what the driver had left of them when
+    /// the card was suspended.
+    pub offloads: Offloads,
     /// The receive queue.
     pub rx: ActiveQueue,
     /// The transmit queue.
@@ -92,7 +96,7 @@ impl NetEngine {
         let link = Link {
             guest_mac: parts.guest_mac,
             mtu: parts.mtu,
-            offloads: accepted_offloads(parts.features),
+            offloads: parts.offloads,
         };
         backend.configure(&link);
         let ctrl = parts
@@ -104,6 +108,7 @@ impl NetEngine {
             rx: RxQueue::new(Vring::new(parts.rx.queue, indirect), mergeable),
             tx: TxQueue::new(Vring::new(parts.tx.queue, indirect)),
             ctrl,
+            features: parts.features,
             link,
             backend,
             interrupt: parts.interrupt,
@@ -124,6 +129,16 @@ impl NetEngine {
         let queues = [self.rx.into_vring(), self.tx.into_vring()];
         let ctrl = self.ctrl.map(|ctrl| ctrl.into_vring().into_queue());
         (self.backend, queues.map(Vring::into_queue), ctrl)
+    }
+
+    /// Features that the driver accepted.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// The offloads in use now.
+    pub fn offloads(&self) -> Offloads {
+        self.link.offloads
     }
 
     /// The backend.

@@ -9,6 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::net::engine::{NetEngine, NetParts};
+use crate::net::features::accepted_offloads;
 use crate::net::{CTRL_QUEUE_SIZE, Counters};
 use crate::testing::heap::Heap;
 use crate::testing::ring::{Buffer, DESC_F_WRITE, MockRing};
@@ -158,6 +159,7 @@ impl MockDriver {
         let parts = NetParts {
             ram: activation.ram,
             features,
+            offloads: accepted_offloads(features),
             rx: queues.next().unwrap(),
             tx: queues.next().unwrap(),
             ctrl: queues.next(),

@@ -9,7 +9,7 @@ use virtio_queue::QueueT;
 
 use super::Probe;
 use crate::net::engine::{CTRL_QUEUE, NetEngine};
-use crate::net::features::{accepted_offloads, offered_features};
+use crate::net::features::{GUEST_OFFLOADS, accepted_offloads, offered_features};
 use crate::net::loopback::Loopback;
 use crate::net::{CTRL_QUEUE_SIZE, Net, NetConfig};
 use crate::testing::{Buffer, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, MockDriver};
@@ -336,6 +336,38 @@ fn the_queue_comes_back_with_its_indices() {
     let (_, _, ctrl) = card.engine.into_parts();
     let ctrl = ctrl.unwrap();
     assert_eq!((ctrl.next_avail(), ctrl.next_used()), (3, 3));
+}
+
+/// A suspended card goes on with what its driver chose; a driver that starts anew has not chosen yet.
+#[test]
+fn changed_offloads_outlive_a_suspension() {
+    let all = Offloads::all();
+    for (forget, want) in [(false, all - GUEST_OFFLOADS), (true, all)] {
+        let mut driver = MockDriver::new(16);
+        let probe = Probe::default();
+        let mut net = Net::new(NetConfig::default(), probe.boxed()).unwrap();
+        let (activation, kicks) = driver.activation(everything());
+        net.activate(activation).unwrap();
+        let answer = driver.send_command(&set_offloads(0), &[], false);
+        kicks[2].write(1).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while driver.answer(answer).is_none() {
+            assert!(Instant::now() < deadline, "no answer");
+            std::thread::yield_now();
+        }
+        let queues = net.suspend();
+        assert_eq!(queues.len(), 3);
+        let (mut activation, _) = driver.activation(everything());
+        for ((_, queue), active) in queues.into_iter().zip(&mut activation.queues) {
+            if !forget {
+                active.queue = queue;
+            }
+        }
+        net.activate(activation).unwrap();
+        let told = probe.lock().links.last().unwrap().offloads;
+        assert_eq!(told, want);
+        net.reset();
+    }
 }
 
 /// Has something to do at all times.
