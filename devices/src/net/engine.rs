@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use net::nic::{Backend, Link, Offloads, Stop, TxBurst};
+use net::nic::{Backend, Link, Offloads, Stop};
 use virtio_queue::Queue;
 use vm_memory::{GuestAddressSpace, VolatileSlice};
 
@@ -14,7 +14,9 @@ use crate::net::counters::{Counters, count};
 use crate::net::ctrl::CtrlQueue;
 use crate::net::features::GUEST_OFFLOADS;
 use crate::net::rx::{RxBurst, RxQueue};
-use crate::net::tx::{MAX_FRAME, TxQueue};
+pub use crate::net::scratch::Scratch;
+use crate::net::scratch::recycle;
+use crate::net::tx::TxQueue;
 use crate::virtio::fault::DriverFault;
 use crate::virtio::spec::{F_INDIRECT_DESC, NET_F_CTRL_VQ, NET_F_MRG_RXBUF};
 use crate::virtio::vring::Vring;
@@ -26,27 +28,6 @@ pub const RX_QUEUE: u16 = 0;
 pub const TX_QUEUE: u16 = 1;
 /// Index of the control queue: behind the one pair of the others (VIRTIO 1.3, 5.1.2).
 pub const CTRL_QUEUE: u16 = 2;
-
-/// Buffers that are reused from burst to burst.
-///
-/// Apart from the engine because they hold addresses of guest memory during a burst, and so do not
-/// move between threads; the engine does.
-#[derive(Debug)]
-pub struct Scratch {
-    tx: TxBurst<'static>,
-    rx: Vec<VolatileSlice<'static>>,
-    sink: Box<[u8]>,
-}
-
-impl Default for Scratch {
-    fn default() -> Self {
-        Self {
-            tx: TxBurst::default(),
-            rx: Vec::new(),
-            sink: vec![0; MAX_FRAME].into(),
-        }
-    }
-}
 
 /// A running network card.
 pub struct NetEngine {
@@ -298,10 +279,4 @@ impl NetEngine {
         self.broken = true;
         self.interrupt.needs_reset();
     }
-}
-
-/// An empty vector for another borrow of memory, with the allocation of `slices`.
-fn recycle<'n>(mut slices: Vec<VolatileSlice<'_>>) -> Vec<VolatileSlice<'n>> {
-    slices.clear();
-    slices.into_iter().map(|_| unreachable!()).collect()
 }

@@ -15,6 +15,7 @@ pub mod features;
 pub mod loopback;
 pub mod null;
 mod rx;
+mod scratch;
 #[cfg(test)]
 mod tests;
 mod tx;
