@@ -10,6 +10,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::net::Counters;
 use crate::net::engine::{NetEngine, NetParts};
+use crate::net::features::accepted_offloads;
 use crate::testing::heap::Heap;
 use crate::testing::ring::{Buffer, DESC_F_WRITE, MockRing};
 use crate::virtio::spec::{F_EVENT_IDX, NET_F_CTRL_VQ, NET_HDR_LEN};
@@ -161,6 +162,7 @@ impl MockDriver {
         let parts = NetParts {
             ram: activation.ram,
             features,
+            offloads: accepted_offloads(features),
             rx: queues.next().unwrap(),
             tx: queues.next().unwrap(),
             ctrl: queues.next(),
