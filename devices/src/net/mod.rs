@@ -16,7 +16,7 @@ pub mod loopback;
 pub mod null;
 mod rx;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tx;
 mod worker;
 

@@ -15,13 +15,13 @@ use crate::testing::ring::{Buffer, DESC_F_WRITE, MockRing};
 use crate::virtio::spec::{F_EVENT_IDX, NET_F_CTRL_VQ, NET_HDR_LEN};
 use crate::virtio::{Activation, ActiveQueue, GuestRam, Interrupt};
 
-pub(super) const RAM_LEN: u64 = 64 << 20;
+pub(crate) const RAM_LEN: u64 = 64 << 20;
 const RX_BASE: u64 = 0x10_0000;
 const TX_BASE: u64 = 0x20_0000;
 const CTRL_BASE: u64 = 0x30_0000;
 pub(super) const HEAP_BASE: u64 = 0x40_0000;
 /// RAM comes in two regions, so that buffers happen to lie across their border.
-const REGION_BORDER: u64 = HEAP_BASE + 0x1_0400;
+pub(crate) const REGION_BORDER: u64 = HEAP_BASE + 0x1_0400;
 
 /// Counts what the device tells its driver.
 #[derive(Debug, Default)]
@@ -96,7 +96,11 @@ impl MockDriver {
                 usize::try_from(RAM_LEN - REGION_BORDER).unwrap(),
             ),
         ];
-        let mem = GuestMemoryMmap::from_ranges(&regions).unwrap();
+        Self::over(GuestMemoryMmap::from_ranges(&regions).unwrap(), size)
+    }
+
+    /// As [`Self::new`], with memory of the caller's: the first [`RAM_LEN`] bytes are used.
+    pub(crate) fn over(mem: GuestMemoryMmap, size: u16) -> Self {
         Self {
             rx: MockRing::new(mem.clone(), RX_BASE, size),
             tx: MockRing::new(mem.clone(), TX_BASE, size),
