@@ -254,8 +254,3 @@ fn frame(number: usize) -> Vec<u8> {
 fn signalled(event: &EventFd) -> bool {
     event.read().is_ok()
 }
-
-/// Descriptors of this process that name what `event` names, ours included.
-fn raw(event: &EventFd) -> i32 {
-    event.as_raw_fd()
-}

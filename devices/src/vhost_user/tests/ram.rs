@@ -26,8 +26,8 @@ pub(super) struct Ram {
     pub(super) regions: Vec<Region>,
 }
 
-pub(super) fn memfd(len: u64) -> File {
-    let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+pub(super) fn memfd(name: &str, len: u64) -> File {
+    let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC).unwrap());
     ftruncate(&file, len).unwrap();
     file
 }
@@ -49,7 +49,7 @@ impl Ram {
             offset += (end - guest).next_multiple_of(PAGE);
         }
         Self {
-            file: Arc::new(memfd(offset)),
+            file: Arc::new(memfd("guest", offset)),
             regions,
         }
     }
