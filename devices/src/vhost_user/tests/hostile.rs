@@ -295,7 +295,7 @@ fn kick_descriptors_that_nobody_can_wait_for() {
                 set_fd(&front_end, SET_VRING_KICK, 1, &[file.as_raw_fd()]);
             }
             let error = back_end.outcome().unwrap_err().to_string();
-            assert!(error.contains("ring 1"), "{error}");
+            assert!(error.contains("cannot run"), "{error}");
             back_end.serves_the_next();
         }
     }
@@ -357,6 +357,8 @@ fn an_error_descriptor_that_is_full_does_not_hold_up_the_worker() {
     for ring in [RX, TX] {
         set_fd(&front_end, SET_VRING_ERR, ring as u64, &[writer.as_raw_fd()]);
     }
+    // An answer to this means that the above has arrived.
+    front_end.api.get_features().unwrap();
     front_end.driver.tx.set_avail_idx(40_000);
     front_end.kick();
     wait_until("the device gave up", || {
