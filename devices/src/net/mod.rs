@@ -17,7 +17,7 @@ pub mod null;
 mod rx;
 mod scratch;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tx;
 mod worker;
 

@@ -19,13 +19,13 @@ use crate::virtio::{Activation, ActiveQueue, GuestRam, Interrupt};
 /// Size of the mock driver's control queue.
 pub const CTRL_QUEUE_SIZE: u16 = 64;
 
-pub(super) const RAM_LEN: u64 = 64 << 20;
+pub(crate) const RAM_LEN: u64 = 64 << 20;
 const RX_BASE: u64 = 0x10_0000;
 const TX_BASE: u64 = 0x20_0000;
 const CTRL_BASE: u64 = 0x30_0000;
 pub(super) const HEAP_BASE: u64 = 0x40_0000;
 /// RAM comes in two regions, so that buffers happen to lie across their border.
-const REGION_BORDER: u64 = HEAP_BASE + 0x1_0400;
+pub(crate) const REGION_BORDER: u64 = HEAP_BASE + 0x1_0400;
 
 /// Counts what the device tells its driver.
 #[derive(Debug, Default)]
@@ -100,7 +100,11 @@ impl MockDriver {
                 usize::try_from(RAM_LEN - REGION_BORDER).unwrap(),
             ),
         ];
-        let mem = GuestMemoryMmap::from_ranges(&regions).unwrap();
+        Self::over(GuestMemoryMmap::from_ranges(&regions).unwrap(), size)
+    }
+
+    /// As [`Self::new`], with memory of the caller's: the first [`RAM_LEN`] bytes are used.
+    pub(crate) fn over(mem: GuestMemoryMmap, size: u16) -> Self {
         Self {
             rx: MockRing::new(mem.clone(), RX_BASE, size),
             tx: MockRing::new(mem.clone(), TX_BASE, size),
