@@ -12,6 +12,7 @@ use guest_images::Images;
 use serde::Serialize;
 
 use super::compare::Comparison;
+use super::measure::Sample;
 use super::session::{Plan, Session};
 use super::stats::{Estimate, median};
 use super::subject::Subject;
@@ -74,6 +75,8 @@ struct Row {
     wonton: Option<f64>,
     passt: Option<f64>,
     measured: Option<Estimate>,
+    /// The best run of wonton by the best of passt, which stalls of either do not touch.
+    best: Option<f64>,
     held: bool,
 }
 
@@ -170,7 +173,7 @@ fn beside(images: &Images, pair: &[Subject]) -> Result<Vec<Session>> {
         Session::run(
             images,
             pair,
-            &workloads(["down1", "up1"].into_iter())?,
+            &workloads(["down1", "up1", "up8"].into_iter())?,
             &plan(true),
         )?,
     ])
@@ -184,8 +187,8 @@ fn row(session: &Session, idle: &Session, (name, what, bound): (&str, What, Boun
         session
     };
     let value = match what {
-        What::CpuRatio => |sample: &super::measure::Sample| sample.cpu_s_per_gb,
-        What::Ratio | What::Absolute => |sample: &super::measure::Sample| sample.value,
+        What::CpuRatio => |sample: &Sample| sample.cpu_s_per_gb,
+        What::Ratio | What::Absolute => |sample: &Sample| sample.value,
     };
     let measured = Estimate::of(&match what {
         What::Absolute => session.figures(1, workload, value),
@@ -204,6 +207,9 @@ fn row(session: &Session, idle: &Session, (name, what, bound): (&str, What, Boun
         },
         passt: median(&session.figures(0, workload, value).concat()),
         wonton: median(&session.figures(1, workload, value).concat()),
+        best: (what != What::Absolute)
+            .then(|| best(session, workload, bound, value))
+            .flatten(),
         held: measured.is_some_and(|measured| match bound {
             Bound::AtLeast(bound) => measured.median >= bound,
             Bound::AtMost(bound) => measured.median <= bound,
@@ -212,11 +218,37 @@ fn row(session: &Session, idle: &Session, (name, what, bound): (&str, What, Boun
     })
 }
 
+/// The best run of wonton by the best of passt.
+fn best(
+    session: &Session,
+    workload: Workload,
+    bound: Bound,
+    value: fn(&Sample) -> Option<f64>,
+) -> Option<f64> {
+    let of = |subject| {
+        let values = session
+            .figures(subject, workload, value)
+            .concat()
+            .into_iter();
+        match bound {
+            Bound::AtLeast(_) => values.reduce(f64::max),
+            Bound::AtMost(_) => values.reduce(f64::min),
+        }
+    };
+    Some(of(1)? / of(0)?)
+}
+
 fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
-    table
-        .load_style(UTF8_FULL_CONDENSED)
-        .set_header(["floor", "bound", "passt", "wonton", "measured", ""]);
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "floor",
+        "bound",
+        "passt",
+        "wonton",
+        "measured",
+        "best by best",
+        "",
+    ]);
     for row in rows {
         table.add_row([
             row.floor.clone(),
@@ -224,6 +256,7 @@ fn table(rows: &[Row]) -> Table {
             report::figure(row.passt),
             report::figure(row.wonton),
             report::estimate(row.measured),
+            report::figure(row.best),
             if row.held { "held" } else { "MISSED" }.to_owned(),
         ]);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
-use super::calibrate;
+use super::calibrate::Machine;
 use super::echo::Echo;
 use super::iperf::{self, Server};
 use super::process::{SyscallCount, cpu_seconds};
@@ -47,6 +47,8 @@ pub(crate) struct Sample {
     pub(crate) retransmits: Option<f64>,
     /// A system call of this machine just before, nanoseconds.
     pub(crate) machine_ns: f64,
+    /// How much of a CPU other programs had just before, percent.
+    pub(crate) taken_percent: f64,
     /// Why there is no figure.
     pub(crate) error: Option<String>,
 }
@@ -61,7 +63,7 @@ pub(crate) struct Bench {
 impl Bench {
     /// Measures `workload`.
     pub(crate) fn measure(&self, station: &mut Station, workload: Workload) -> Result<Sample> {
-        let machine_ns = calibrate::syscall_ns();
+        let machine = Machine::now();
         let mut sample = match workload {
             Workload::Tcp(..) | Workload::Udp(..) => self.transfer(station, workload)?,
             Workload::RequestResponse => {
@@ -82,7 +84,8 @@ impl Bench {
             }
             Workload::Idle(connections) => self.idle(station, connections)?,
         };
-        sample.machine_ns = machine_ns;
+        sample.machine_ns = machine.syscall_ns;
+        sample.taken_percent = machine.taken_percent;
         Ok(sample)
     }
 
