@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::calibrate::Machine;
 use super::echo::Echo;
 use super::iperf::{self, Server};
-use super::process::{SyscallCount, cpu_seconds};
+use super::process::{SyscallCount, cpu_seconds, run_seconds};
 use super::station::Station;
 use super::workload::Workload;
 use crate::client::RoundTrips;
@@ -162,14 +162,20 @@ impl Bench {
         )?;
         ensure!(
             holder.text.contains("holding"),
-            "cannot open {connections} connections: {}",
+            "cannot open {connections} connections, {} are: {}",
+            self.echo.open(),
             holder.text.trim()
         );
         std::thread::sleep(SETTLE);
         let pid = station.backend.pid();
-        let cpu = cpu_seconds(pid)?;
+        let cpu = run_seconds(pid)?;
         std::thread::sleep(IDLE);
-        let cpu = cpu_seconds(pid)? - cpu;
+        let cpu = run_seconds(pid)? - cpu;
+        let open = self.echo.open();
+        ensure!(
+            open >= usize::try_from(connections)?,
+            "only {open} of {connections} connections stayed open"
+        );
         let loaded = self.round_trips(station, "rr", 1.0)?;
         let id = holder.text.lines().next().unwrap_or_default();
         station.exec(&format!("kill {id}; sleep 1"), PATIENCE)?;
