@@ -227,7 +227,7 @@ impl<S: TcpSocket> Flow<S> {
                 return Err(turn);
             }
         };
-        let frame = RxFrame::reserve(ring, MAX_HEADER + grant.len as usize);
+        let frame = RxFrame::reserve(ring, header_len(key) + grant.len as usize);
         let frame = frame.ok_or(Turn::NoBuffers)?;
         let last = grant.offset + grant.len == queued;
         let header = self
@@ -293,7 +293,9 @@ impl<S: TcpSocket> Flow<S> {
             Ok(n) => u32::try_from(n).unwrap_or(u32::MAX).min(asked),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && !known => {
-                self.readable = false;
+                // Without SO_PEEK_OFF the end shows only once nothing is in flight ahead of it, and
+                // no event comes for that.
+                self.readable = self.read_closed;
                 return Err(Turn::Done);
             }
             Err(_) => return Err(Turn::Broken),

@@ -19,12 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Not a multiple of a segment or of a frame.
 const STREAM: usize = 300_001;
 
-/// The ways to the guest; without DirectDiscard, see the test of its own.
-const PATHS: [RxPath; 3] = [RxPath::Ring, RxPath::Copy, RxPath::Direct];
 /// Header and frame of the largest packet (VIRTIO 1.3, 5.1.6.3.1).
 const SHORTEST: usize = 12 + 14 + 1500;
-/// See the test with the shortest buffers.
-const SLACK: usize = 28;
 
 fn stack(path: RxPath) -> Box<dyn Backend> {
     let config = Config {
@@ -61,13 +57,9 @@ fn random(len: usize, seed: u64) -> Vec<u8> {
 fn for_all(mut run: impl FnMut(u64, &[usize], RxPath)) {
     let offloads = stack(RxPath::Ring).offloads();
     for features in feature_sets(offloads) {
-        for mut layout in layouts(features) {
-            if layout == [SHORTEST] {
-                layout = vec![SHORTEST + SLACK];
-            }
-            for path in PATHS {
-                let what = format!("{path:?}");
-                with_context(features, &layout, &what, || run(features, &layout, path));
+        for layout in layouts(features) {
+            for (name, path) in RxPath::ALL {
+                with_context(features, &layout, name, || run(features, &layout, path));
             }
         }
     }
@@ -137,9 +129,8 @@ fn tcp_both_ways() {
 
 /// Buffers that hold a frame of the MTU to the byte are all that a driver without MRG_RXBUF has.
 #[test]
-#[ignore = "the stack asks for room for TCP options that it does not send"]
 fn tcp_with_the_shortest_buffers() {
-    for path in PATHS {
+    for (_, path) in RxPath::ALL {
         let mut card = Card::new(F_VERSION_1, &[SHORTEST], stack(path));
         transfer(&mut card, 50_000, |_, _| {});
     }
@@ -147,7 +138,6 @@ fn tcp_with_the_shortest_buffers() {
 
 /// The end of a stream that comes while all of it is in flight is seen after the ACKs.
 #[test]
-#[ignore = "the stack misses it"]
 fn tcp_by_direct_discard() {
     for _ in 0..40 {
         let features = F_VERSION_1 | NET_F_GUEST_CSUM;
