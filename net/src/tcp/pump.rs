@@ -4,8 +4,8 @@
 //! without data is sent, and the flow goes back in line if there is more. A frame's text comes
 //!
 //! ```text
-//! Window::Ring    socket --read--> ring --slices--> frame    (from_ring)
-//! Window::Socket  socket --peek-------------------> frame    (from_socket)
+//! Window::Ring    socket --read--> ring --slices--> frame    (send_from_ring)
+//! Window::Socket  socket --peek-------------------> frame    (send_from_socket)
 //! ```
 
 use std::io;
@@ -192,12 +192,12 @@ impl<S: TcpSocket> Flow<S> {
         serving: &mut Serving<'_>,
     ) -> Step {
         match &self.window {
-            Window::Ring(_) => self.from_ring(key, ring, serving),
-            Window::Socket(_) => self.from_socket(key, ring, serving),
+            Window::Ring(_) => self.send_from_ring(key, ring, serving),
+            Window::Socket(_) => self.send_from_socket(key, ring, serving),
         }
     }
 
-    fn from_ring(
+    fn send_from_ring(
         &mut self,
         key: &FlowKey,
         ring: &mut dyn RxRing,
@@ -242,7 +242,7 @@ impl<S: TcpSocket> Flow<S> {
         Ok(())
     }
 
-    fn from_socket(
+    fn send_from_socket(
         &mut self,
         key: &FlowKey,
         ring: &mut dyn RxRing,
