@@ -213,7 +213,10 @@ impl VirtioDevice for Net {
         let (backend, [rx, tx], ctrl) = engine.into_parts();
         self.backend = Some(backend);
         let ctrl = ctrl.map(|queue| (CTRL_QUEUE, queue));
-        [(RX_QUEUE, rx), (TX_QUEUE, tx)].into_iter().chain(ctrl).collect()
+        [(RX_QUEUE, rx), (TX_QUEUE, tx)]
+            .into_iter()
+            .chain(ctrl)
+            .collect()
     }
 }
 

@@ -76,7 +76,14 @@ fn refusals() -> Result<()> {
     refuses(&file, null, 1)?;
     ensure!(std::fs::read_to_string(&file)? == "precious");
     refuses(dir.path(), null, 1)?;
-    for net in ["none", "", "nonsense", "user,rx=fast", "user,mtu=1", "null,mtu"] {
+    for net in [
+        "none",
+        "",
+        "nonsense",
+        "user,rx=fast",
+        "user,mtu=1",
+        "null,mtu",
+    ] {
         refuses(&socket, &["--net", net], 2)?;
     }
     refuses(&socket, &["--nonsense"], 2)?;
@@ -119,7 +126,10 @@ fn json(path: &Path) -> Result<()> {
 fn stats() -> Result<()> {
     let serve = Serve::start("user")?;
     for _ in 0..3 {
-        ensure!(!serve.stats().exists(), "it is there without being asked for");
+        ensure!(
+            !serve.stats().exists(),
+            "it is there without being asked for"
+        );
         serve.signal(Signal::USR1)?;
         let deadline = Instant::now() + SOON;
         while !serve.stats().exists() {

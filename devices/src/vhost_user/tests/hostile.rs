@@ -99,7 +99,18 @@ fn rings_that_do_not_exist() {
 
 #[test]
 fn sizes_that_no_ring_has() {
-    for size in [0u32, 3, 255, 257, 512, 1024, 32768, 65536, 1 << 31, u32::MAX] {
+    for size in [
+        0u32,
+        3,
+        255,
+        257,
+        512,
+        1024,
+        32768,
+        65536,
+        1 << 31,
+        u32::MAX,
+    ] {
         let back_end = loopback();
         let mut front_end = FrontEnd::new(&back_end);
         front_end.negotiate();
@@ -208,7 +219,11 @@ fn memory_that_is_not_there() {
         ("longer than its file", &[region(0, 2 * M, 0)], &file),
         ("behind its file", &[region(0, M, M)], &file),
         ("one page too long", &[region(0, M, 4096)], &file),
-        ("offset and size", &[region(0, M, u64::MAX - M + 4096)], &file),
+        (
+            "offset and size",
+            &[region(0, M, u64::MAX - M + 4096)],
+            &file,
+        ),
         ("guest and size", &[region(u64::MAX - 4095, M, 0)], &file),
         ("size zero", &[region(0, 0, 0)], &file),
         ("odd offset", &[region(0, 4096, 17)], &file),
@@ -340,7 +355,12 @@ fn a_call_descriptor_that_is_full_does_not_hold_up_the_worker() {
     let mut front_end = FrontEnd::start(&back_end);
     let (_reader, writer) = full_pipe();
     for ring in [RX, TX] {
-        set_fd(&front_end, SET_VRING_CALL, ring as u64, &[writer.as_raw_fd()]);
+        set_fd(
+            &front_end,
+            SET_VRING_CALL,
+            ring as u64,
+            &[writer.as_raw_fd()],
+        );
     }
     front_end.exchange(0..500);
     drop(front_end);
@@ -355,7 +375,12 @@ fn an_error_descriptor_that_is_full_does_not_hold_up_the_worker() {
     front_end.exchange(0..50);
     let (_reader, writer) = full_pipe();
     for ring in [RX, TX] {
-        set_fd(&front_end, SET_VRING_ERR, ring as u64, &[writer.as_raw_fd()]);
+        set_fd(
+            &front_end,
+            SET_VRING_ERR,
+            ring as u64,
+            &[writer.as_raw_fd()],
+        );
     }
     // An answer to this means that the above has arrived.
     front_end.api.get_features().unwrap();
@@ -528,7 +553,9 @@ fn messages_that_are_cut_or_too_long() {
             say(front_end, SET_VRING_NUM, &[0; 4]);
         }),
         ("no body", |front_end| say(front_end, SET_VRING_ADDR, &[])),
-        ("4 KiB", |front_end| say(front_end, SET_FEATURES, &[0; 4096])),
+        ("4 KiB", |front_end| {
+            say(front_end, SET_FEATURES, &[0; 4096])
+        }),
         ("4 GiB", |front_end| {
             send(&front_end.raw, &words(&[SET_FEATURES, 1, u32::MAX]), &[]);
         }),
@@ -605,7 +632,11 @@ fn random_messages() {
         let (_reader, writer) = full_pipe();
         let spare = event();
         for _ in 0..random.below(30) {
-            random_message(&mut random, &front_end, &[spare.as_raw_fd(), writer.as_raw_fd()]);
+            random_message(
+                &mut random,
+                &front_end,
+                &[spare.as_raw_fd(), writer.as_raw_fd()],
+            );
         }
         front_end.driver.fill_rx(1600);
         front_end.send(0);
@@ -624,13 +655,17 @@ fn random_messages() {
 
 fn random_message(random: &mut Random, front_end: &FrontEnd, fds: &[i32]) {
     let index = random.below(4);
-    let number = [0, 1, 2, 63, 64, 65, 256, 0x100, u64::MAX]
-        [usize::try_from(random.below(9)).unwrap()];
+    let number =
+        [0, 1, 2, 63, 64, 65, 256, 0x100, u64::MAX][usize::try_from(random.below(9)).unwrap()];
     let code = u32::try_from(random.below(44)).unwrap();
     let ring = front_end.addresses(usize::try_from(index).unwrap() % 2);
     let body = match code {
         SET_VRING_ADDR => {
-            let mut at = [ring.desc_table_addr, ring.used_ring_addr, ring.avail_ring_addr];
+            let mut at = [
+                ring.desc_table_addr,
+                ring.used_ring_addr,
+                ring.avail_ring_addr,
+            ];
             at[usize::try_from(random.below(3)).unwrap()] ^= number << 2;
             [longs(&[index]), longs(&at), longs(&[0])].concat()
         }
@@ -641,7 +676,12 @@ fn random_message(random: &mut Random, front_end: &FrontEnd, fds: &[i32]) {
         SET_FEATURES => longs(&[front_end.features & !number | PROTOCOL_FEATURES]),
         SET_MEM_TABLE => {
             let region = front_end.ram.regions[0];
-            let at = [region.guest, region.size ^ number, region.user, region.offset];
+            let at = [
+                region.guest,
+                region.size ^ number,
+                region.user,
+                region.offset,
+            ];
             [words(&[1, 0]), longs(&at)].concat()
         }
         _ => longs(&vec![number; usize::try_from(random.below(6)).unwrap()]),

@@ -135,7 +135,11 @@ fn a_ring_goes_on_from_where_it_was_stopped() {
         std::thread::sleep(Duration::from_micros(200));
         front_end.kick();
         for index in [RX, TX] {
-            assert_eq!(front_end.ring(index).device_idx(), bases[index], "it ran on");
+            assert_eq!(
+                front_end.ring(index).device_idx(),
+                bases[index],
+                "it ran on"
+            );
         }
         got = front_end.check_received(got);
         for index in [RX, TX] {

@@ -83,7 +83,10 @@ impl Ram {
     }
 
     pub(super) fn table(&self) -> Vec<VhostUserMemoryRegionInfo> {
-        self.regions.iter().map(|&region| self.info(region)).collect()
+        self.regions
+            .iter()
+            .map(|&region| self.info(region))
+            .collect()
     }
 
     /// Where the front-end sees guest address `guest`.
