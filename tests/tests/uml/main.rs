@@ -4,11 +4,12 @@
 //!   UML (virtio_net) --vhost-user--> wonton serve --sockets--> peer data (on 127.0.0.1)
 //! ```
 //!
-//! The rows run one after the other: each has the machine to itself. Only `serve/..` needs no guest.
+//! And one guest of QEMU's, which is what most people would attach. The rows run one after the other: each has the machine to itself. Only `serve/..` needs no guest.
 
 mod command;
 mod far;
 mod guests;
+mod qemu;
 mod serve;
 
 use anyhow::Result;
@@ -17,7 +18,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials = command::rows().into_iter().chain(guests::rows());
+    let trials = [command::rows(), guests::rows(), qemu::rows()]
+        .into_iter()
+        .flatten();
     let trials = trials.map(|(name, run)| {
         Trial::test(name, move || {
             run().map_err(|error| Failed::from(format!("{error:#}")))
