@@ -128,12 +128,16 @@ fn event() -> EventFd {
 impl FrontEnd {
     /// Connects; nothing is said yet.
     fn new(back_end: &BackEnd) -> Self {
+        Self::with_rings_of(SIZE, back_end)
+    }
+
+    fn with_rings_of(size: u16, back_end: &BackEnd) -> Self {
         let raw = back_end.connect();
         let ram = Ram::new();
         Self {
             api: Frontend::from_stream(raw.try_clone().unwrap(), 2),
             raw,
-            driver: MockDriver::over(ram.guest(), SIZE),
+            driver: MockDriver::over(ram.guest(), size),
             ram,
             kicks: [event(), event()],
             calls: [event(), event()],
