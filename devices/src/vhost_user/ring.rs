@@ -10,6 +10,10 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use crate::virtio::{ActiveQueue, Doorbell};
 
+/// Largest size of a ring, whatever the device would offer a driver of its own: the protocol has no
+/// question for that. User Mode Linux gives each ring 256 entries, QEMU up to this many.
+pub(super) const MAX_SIZE: u16 = 1024;
+
 /// Where a ring's three parts are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addresses {
@@ -44,7 +48,6 @@ impl Ring {
     pub(super) fn activate(
         &self,
         index: u16,
-        max_size: u16,
         event_idx: bool,
         memory: &GuestMemoryMmap,
     ) -> io::Result<ActiveQueue> {
@@ -53,7 +56,7 @@ impl Ring {
             return Err(fail("not set up".into()));
         };
         let queue = (|| {
-            let mut queue = Queue::new(max_size)?;
+            let mut queue = Queue::new(MAX_SIZE)?;
             queue.try_set_size(self.size)?;
             queue.try_set_desc_table_address(at.desc)?;
             queue.try_set_avail_ring_address(at.avail)?;

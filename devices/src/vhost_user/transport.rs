@@ -18,7 +18,7 @@ use vm_memory::GuestAddressSpace as _;
 
 use super::calls::Calls;
 use super::memory::{MAX_SLOTS, Memory};
-use super::ring::{Addresses, Ring};
+use super::ring::{Addresses, MAX_SIZE, Ring};
 use crate::virtio::spec::{F_EVENT_IDX, F_VERSION_1};
 use crate::virtio::{Activation, VirtioDevice};
 
@@ -139,11 +139,9 @@ impl Transport {
         let event_idx = self.features & F_EVENT_IDX != 0;
         let mut queues = Vec::new();
         for &index in &wanted {
-            let at = usize::from(index);
-            let max = self.device.queue_max_sizes()[at];
             queues.push(
-                self.rings[at]
-                    .activate(index, max, event_idx, &guard)
+                self.rings[usize::from(index)]
+                    .activate(index, event_idx, &guard)
                     .map_err(refuse)?,
             );
         }
@@ -230,12 +228,11 @@ impl VhostUserBackendReqHandlerMut for Transport {
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         self.ring(index)?;
-        let max = self.device.queue_max_sizes()[index as usize];
-        let size = u16::try_from(num).ok().filter(|&size| size <= max);
+        let size = u16::try_from(num).ok().filter(|&size| size <= MAX_SIZE);
         let Some(size) = size.filter(|size| size.is_power_of_two()) else {
             return Err(refuse(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("ring {index}: size {num} is not a power of two up to {max}"),
+                format!("ring {index}: size {num} is not a power of two up to {MAX_SIZE}"),
             )));
         };
         self.change(|this| {

@@ -5,8 +5,11 @@
 //!
 //! ```text
 //! peer serve ADDRESS             far side: all servers on ADDRESS
+//! peer data ADDRESS              far side: all but the name server, which takes root
 //! peer get HOST BYTES            guest: download, print length and SHA-256
 //! peer put HOST BYTES            guest: upload, end the stream, compare the far side's SHA-256
+//! peer pause HOST BYTES SECONDS  guest: download, but read nothing for that long at first
+//! peer streams HOST COUNT SECS   guest: COUNT downloads at once, of which none may stand still
 //! peer sequence HOST COUNT       guest: COUNT connections one after another
 //! peer parallel HOST COUNT       guest: COUNT connections at once
 //! peer refused HOST PORT         guest: how a closed port answers, and how fast
@@ -16,7 +19,8 @@
 //! peer ask HOST PORT             either: read that line
 //! ```
 //!
-//! Clients print one line for people and exit with 0 when all is as it should be.
+//! Clients print one line for people and exit with 0 when all is as it should be. The ports follow
+//! on 7000, or on the one in the environment variable PEER_PORTS.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
@@ -26,18 +30,23 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
-const SOURCE: u16 = 7001;
-const SINK: u16 = 7002;
-const ECHO: u16 = 7003;
+const SOURCE: u16 = 1;
+const SINK: u16 = 2;
+const ECHO: u16 = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match words[..] {
-        ["serve", address] => serve(address),
+        ["serve", address] => serve(address, true),
+        ["data", address] => serve(address, false),
         ["get", host, bytes] => bytes_of(bytes).and_then(|n| get(host, n)),
         ["put", host, bytes] => bytes_of(bytes).and_then(|n| put(host, n)),
+        ["pause", host, bytes, seconds] => bytes_of(bytes)
+            .and_then(|n| bytes_of(seconds).and_then(|seconds| pause(host, n, seconds))),
+        ["streams", host, count, seconds] => bytes_of(count)
+            .and_then(|n| bytes_of(seconds).and_then(|seconds| streams(host, n, seconds))),
         ["sequence", host, count] => bytes_of(count).and_then(|n| sequence(host, n)),
         ["parallel", host, count] => bytes_of(count).and_then(|n| parallel(host, n)),
         ["refused", host, port] => refused(host, port),
@@ -65,6 +74,12 @@ fn main() -> ExitCode {
 fn bytes_of(text: &str) -> Result<u64> {
     text.parse()
         .with_context(|| format!("`{text}` is not a number"))
+}
+
+/// The port of a service of ours.
+fn port(service: u16) -> u16 {
+    let base = std::env::var("PEER_PORTS").ok();
+    base.and_then(|text| text.parse().ok()).unwrap_or(7000) + service
 }
 
 /// The bytes that both ends agree on: a generator, so neither has to hold them.
@@ -129,22 +144,26 @@ fn connect(host: &str, port: u16) -> Result<TcpStream> {
     Ok(stream)
 }
 
-fn serve(address: &str) -> Result<String> {
-    let address = address.to_owned();
-    let source = TcpListener::bind((address.as_str(), SOURCE))?;
-    let sink = TcpListener::bind((address.as_str(), SINK))?;
-    let echo = TcpListener::bind((address.as_str(), ECHO))?;
-    let datagrams = UdpSocket::bind((address.as_str(), ECHO))?;
-    let questions = UdpSocket::bind((address.as_str(), 53))?;
-    let dns = TcpListener::bind((address.as_str(), 53))?;
-    let threads = [
+fn serve(address: &str, names: bool) -> Result<String> {
+    let at = |port| (address, port);
+    let source = TcpListener::bind(at(port(SOURCE)))?;
+    let sink = TcpListener::bind(at(port(SINK)))?;
+    let echo = TcpListener::bind(at(port(ECHO)))?;
+    let datagrams = UdpSocket::bind(at(port(ECHO)))?;
+    let mut threads = vec![
         std::thread::spawn(move || each(&source, serve_source)),
         std::thread::spawn(move || each(&sink, serve_sink)),
         std::thread::spawn(move || each(&echo, serve_echo)),
-        std::thread::spawn(move || each(&dns, serve_dns)),
         std::thread::spawn(move || serve_datagrams(&datagrams, |bytes| Some(bytes.to_vec()))),
-        std::thread::spawn(move || serve_datagrams(&questions, answer)),
     ];
+    if names {
+        let questions = UdpSocket::bind(at(53))?;
+        let dns = TcpListener::bind(at(53))?;
+        threads.push(std::thread::spawn(move || each(&dns, serve_dns)));
+        threads.push(std::thread::spawn(move || {
+            serve_datagrams(&questions, answer);
+        }));
+    }
     for thread in threads {
         thread.join().ok();
     }
@@ -280,7 +299,7 @@ fn rate(bytes: u64, since: Instant) -> String {
 }
 
 fn get(host: &str, total: u64) -> Result<String> {
-    let mut stream = connect(host, SOURCE)?;
+    let mut stream = connect(host, port(SOURCE))?;
     let started = Instant::now();
     stream.write_all(&total.to_le_bytes())?;
     let (received, got) = receive_all(&mut stream)?;
@@ -291,8 +310,77 @@ fn get(host: &str, total: u64) -> Result<String> {
     Ok(format!("{summary}, sha256 {}", &got[..12]))
 }
 
+/// Downloads after a pause in which the sender fills all windows; the first bytes must come at once.
+fn pause(host: &str, total: u64, seconds: u64) -> Result<String> {
+    let mut stream = connect(host, port(SOURCE))?;
+    stream.write_all(&total.to_le_bytes())?;
+    std::thread::sleep(Duration::from_secs(seconds));
+    let started = Instant::now();
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 64 << 10];
+    let (mut received, mut first, mut slowest) = (0u64, None, Duration::ZERO);
+    let mut last = started;
+    loop {
+        let n = stream.read(&mut buffer).context("receiving failed")?;
+        let waited = last.elapsed();
+        last = Instant::now();
+        // What the guest's own socket held says nothing: the longest wait is for what comes next.
+        slowest = slowest.max(waited);
+        first.get_or_insert(waited);
+        if n == 0 {
+            break;
+        }
+        hash.update(&buffer[..n]);
+        received += n as u64;
+    }
+    let summary = rate(received, started);
+    let want = send_pattern(&mut io::sink(), total, total)?;
+    ensure!(received == total, "received {received} of {total} bytes");
+    ensure!(hex(&hash.finalize()) == want, "the bytes differ");
+    let first = first.unwrap_or_default();
+    ensure!(
+        first < Duration::from_secs(1) && slowest < Duration::from_secs(1),
+        "first bytes after {first:.1?}, longest wait {slowest:.1?}"
+    );
+    Ok(format!("{summary}, longest wait {slowest:.1?}"))
+}
+
+/// Many downloads at once; each must move in each interval of five seconds.
+fn streams(host: &str, count: u64, seconds: u64) -> Result<String> {
+    const INTERVAL: Duration = Duration::from_secs(5);
+    let started = Instant::now();
+    let end = started + Duration::from_secs(seconds);
+    let one = |number: u64| -> Result<u64> {
+        let mut stream = connect(host, port(SOURCE))?;
+        stream.set_read_timeout(Some(INTERVAL))?;
+        stream.write_all(&(u64::MAX >> 8).to_le_bytes())?;
+        let mut buffer = vec![0; 64 << 10];
+        let mut total = 0;
+        while Instant::now() < end {
+            let n = stream
+                .read(&mut buffer)
+                .with_context(|| format!("stream {number} stood still after {total} bytes"))?;
+            ensure!(n > 0, "stream {number} ended after {total} bytes");
+            total += n as u64;
+        }
+        Ok(total)
+    };
+    let totals = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|number| scope.spawn(move || one(number)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| bail!("a thread panicked")))
+            .collect::<Result<Vec<u64>>>()
+    })?;
+    let least = totals.iter().min().copied().unwrap_or_default();
+    let summary = rate(totals.iter().sum(), started);
+    Ok(format!("{count} streams, {summary}, the slowest {least}"))
+}
+
 fn put(host: &str, total: u64) -> Result<String> {
-    let mut stream = connect(host, SINK)?;
+    let mut stream = connect(host, port(SINK))?;
     let started = Instant::now();
     let want = send_pattern(&mut stream, total, 7)?;
     stream.shutdown(Shutdown::Write)?;
@@ -307,7 +395,7 @@ fn put(host: &str, total: u64) -> Result<String> {
 
 /// One connection: a few bytes there and back, then an orderly end.
 fn exchange(host: &str, tag: u64) -> Result<()> {
-    let mut stream = connect(host, ECHO)?;
+    let mut stream = connect(host, port(ECHO))?;
     let message = format!("message {tag}");
     stream.write_all(message.as_bytes())?;
     stream.shutdown(Shutdown::Write)?;
@@ -330,7 +418,7 @@ fn parallel(host: &str, count: u64) -> Result<String> {
     let started = Instant::now();
     // All are open before the first byte is sent.
     let mut streams = (0..count)
-        .map(|tag| connect(host, ECHO).with_context(|| format!("connection {tag}")))
+        .map(|tag| connect(host, port(ECHO)).with_context(|| format!("connection {tag}")))
         .collect::<Result<Vec<_>>>()?;
     for (tag, stream) in streams.iter_mut().enumerate() {
         stream.write_all(format!("message {tag}").as_bytes())?;
@@ -365,7 +453,7 @@ fn refused(host: &str, port: &str) -> Result<String> {
 fn udp(host: &str) -> Result<String> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;
-    socket.connect((host, ECHO))?;
+    socket.connect((host, port(ECHO)))?;
     let sizes = [0usize, 1, 2, 100, 1000, 1471, 1472];
     let mut buffer = vec![0; 65536];
     for size in sizes {

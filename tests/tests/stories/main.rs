@@ -5,17 +5,16 @@
 //! one line per check, and each expected line is one test here. A line that never came is a failed
 //! test, so nothing passes by not running.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use guest_images::console::Record;
 use guest_images::initramfs::files_cpio;
 use guest_images::lab::{LabJob, run_lab_with};
 use guest_images::{Images, target_dir};
 use libtest_mimic::{Arguments, Failed, Trial};
+use tests::{build_peer, build_wonton};
 
 /// Kernel and processors of each guest.
 const GUESTS: [(&str, u32); 4] = [("6.1", 1), ("6.1", 2), ("6.12", 1), ("6.12", 2)];
@@ -105,7 +104,7 @@ fn lab() -> &'static Result<Vec<Record>, String> {
 
 fn run() -> Result<Vec<Record>> {
     let peer = build_peer()?;
-    let wonton = wonton()?;
+    let wonton = build_wonton()?;
     let images = Images::of_workspace()?;
     let lab = images.lab()?;
     let peer_bytes =
@@ -139,43 +138,4 @@ fn serde_line(record: &Record) -> String {
         .map(|(name, value)| format!("{name}={value}"))
         .collect::<Vec<_>>()
         .join(" ")
-}
-
-/// Builds this crate's `peer` as a static program, so that it runs in any guest.
-fn build_peer() -> Result<PathBuf> {
-    let target = "x86_64-unknown-linux-gnu";
-    let dir = target_dir().join("peer");
-    let status = cargo()
-        .args([
-            "build",
-            "--quiet",
-            "--release",
-            "--package",
-            "tests",
-            "--bin",
-            "peer",
-        ])
-        .args(["--target", target, "--target-dir"])
-        .arg(&dir)
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        .status()
-        .context("cannot run cargo")?;
-    ensure!(status.success(), "cannot build the peer program");
-    Ok(dir.join(target).join("release/peer"))
-}
-
-/// The release build of wonton: what users run.
-fn wonton() -> Result<PathBuf> {
-    let status = cargo()
-        .args(["build", "--quiet", "--release", "--package", "vmm"])
-        .status()
-        .context("cannot run cargo")?;
-    ensure!(status.success(), "cannot build wonton");
-    Ok(target_dir().join("release/wonton"))
-}
-
-fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-    command
 }

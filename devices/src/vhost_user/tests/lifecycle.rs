@@ -10,6 +10,7 @@ use super::ram::{Region, memfd};
 use super::*;
 use crate::net::loopback::Loopback;
 use crate::net::tests::Probe;
+use crate::virtio::spec::NET_F_CTRL_VQ;
 
 fn loopback() -> BackEnd {
     BackEnd::new(Box::new(Loopback::default()))
@@ -74,6 +75,35 @@ fn without_protocol_features_the_rings_are_enabled_from_the_start() {
         api.set_vring_call(index, &front_end.calls[index]).unwrap();
     }
     front_end.exchange(0..200);
+}
+
+/// The front-end chooses, as it cannot ask: also for the control queue, which needs few entries.
+#[test]
+fn rings_have_the_size_that_the_front_end_gives_them() {
+    for size in [8, 256, 1024] {
+        let back_end = loopback();
+        let mut front_end = FrontEnd::with_rings_of(size, &back_end);
+        front_end.features |= NET_F_CTRL_VQ;
+        front_end.negotiate();
+        front_end.share_memory();
+        let ctrl = MockRing::new(front_end.ram.guest(), 0x38_0000, size);
+        let addresses = VringConfigData {
+            queue_max_size: size,
+            queue_size: size,
+            desc_table_addr: front_end.ram.user(ctrl.desc),
+            avail_ring_addr: front_end.ram.user(ctrl.avail),
+            used_ring_addr: front_end.ram.user(ctrl.used),
+            ..VringConfigData::default()
+        };
+        let api = &mut front_end.api;
+        assert_eq!(api.get_queue_num().unwrap(), 3);
+        api.set_vring_num(2, size).unwrap();
+        api.set_vring_addr(2, &addresses).unwrap();
+        api.set_vring_kick(2, &event()).unwrap();
+        api.set_vring_enable(2, true).unwrap();
+        front_end.start_rings();
+        front_end.exchange(0..2000);
+    }
 }
 
 #[test]

@@ -1,0 +1,121 @@
+//! Rows with guests.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::far::{Far, Lab};
+use crate::serve::Serve;
+use crate::{Row, row};
+
+const RX_PATHS: [&str; 4] = ["ring", "direct", "direct-discard", "copy"];
+const MIB: u32 = 1 << 20;
+
+pub(crate) fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for rx in RX_PATHS {
+        rows.push(row(format!("transfer/{rx}/clean"), || transfer(rx, "")));
+        rows.push(row(format!("transfer/{rx}/lossy"), || {
+            transfer(rx, ",loss=2,seed=7")
+        }));
+    }
+    for rx in ["ring", "direct"] {
+        rows.push(row(format!("sleeper/{rx}"), move || sleeper(rx)));
+        rows.push(row(format!("streams/{rx}"), move || streams(rx)));
+        rows.push(row(format!("front-end-killed/{rx}"), move || killed(rx)));
+    }
+    rows
+}
+
+fn net(rx: &str, more: &str) -> String {
+    format!("user,host-loopback=allow,rx={rx}{more}")
+}
+
+/// Bytes come and go whole.
+fn transfer(rx: &str, loss: &str) -> Result<()> {
+    let lab = Lab::get()?;
+    let far = Far::start(lab)?;
+    let serve = Serve::start(&net(rx, loss))?;
+    let mut guest = lab.boot(&serve, 512)?;
+    // Each lost frame costs a round of waiting.
+    let share = if loss.is_empty() { 1 } else { 8 };
+    far.peer(&mut guest, "get", &(64 * MIB / share).to_string())?;
+    far.peer(&mut guest, "put", &(32 * MIB / share).to_string())?;
+    if loss.is_empty() {
+        far.peer(&mut guest, "udp", "")?;
+    }
+    Ok(())
+}
+
+/// A reader that does not read for a while: its window closes, and opens at once when it does.
+fn sleeper(rx: &str) -> Result<()> {
+    let lab = Lab::get()?;
+    let far = Far::start(lab)?;
+    let serve = Serve::start(&net(rx, ""))?;
+    let mut guest = lab.boot(&serve, 512)?;
+    far.peer(&mut guest, "pause", &format!("{} 5", 64 * MIB))
+}
+
+/// More streams than a small guest has memory for: all of them move.
+fn streams(rx: &str) -> Result<()> {
+    let lab = Lab::get()?;
+    let far = Far::start(lab)?;
+    let serve = Serve::start(&net(rx, ""))?;
+    let mut guest = lab.boot(&serve, 256)?;
+    far.peer(&mut guest, "streams", "64 20")
+}
+
+/// Guests die in mid-download; the process serves the next, and keeps nothing of the old.
+fn killed(rx: &str) -> Result<()> {
+    const ROUNDS: usize = 5;
+    let lab = Lab::get()?;
+    let far = Far::start(lab)?;
+    let serve = Serve::start(&net(rx, ""))?;
+    let mut guest = lab.boot(&serve, 512)?;
+    far.peer(&mut guest, "get", "1000")?;
+    let baseline = settled(&serve)?;
+    for round in 0..ROUNDS {
+        let download = format!(
+            "(PEER_PORTS={} peer get 10.0.2.2 100000000000 >/dev/null 2>&1 &); sleep 1",
+            far.base()
+        );
+        guest.exec(&download, Duration::from_secs(20))?;
+        let (descriptors, _) = serve.holds()?;
+        ensure!(
+            descriptors > baseline.0,
+            "round {round}: there was no download to kill"
+        );
+        drop(guest); // SIGKILL
+        guest = lab.boot(&serve, 512)?;
+        far.peer(&mut guest, "get", &(16 * MIB).to_string())?;
+    }
+    // The flows of the dead guests end when the living one refuses their frames.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let holds = serve.holds()?;
+        if holds == baseline {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{holds:?} descriptors and threads, {baseline:?} before: {}",
+            serve.descriptors()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// What the process holds once that has been the same for a second.
+fn settled(serve: &Serve) -> Result<(usize, usize)> {
+    let (mut last, mut since) = (serve.holds()?, Instant::now());
+    let deadline = since + Duration::from_secs(60);
+    while since.elapsed() < Duration::from_secs(1) {
+        ensure!(Instant::now() < deadline, "{last:?} does not settle");
+        std::thread::sleep(Duration::from_millis(50));
+        let now = serve.holds()?;
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    Ok(last)
+}
