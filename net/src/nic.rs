@@ -16,7 +16,7 @@
 //!
 //! 1. [`Backend::offloads`] is asked once, and bounds the features that the device offers.
 //! 2. [`Backend::configure`] tells what the guest's driver accepted; it is called again whenever
-//!    the driver renegotiates.
+//!    the driver renegotiates. [`Backend::set_offloads`] tells of a change while the card runs.
 //! 3. The worker sleeps until the guest kicks, [`Backend::poll_fd`] is readable or
 //!    [`Backend::deadline`] passes. It then drains TX through [`Backend::transmit`], and *always*
 //!    ends the round with one [`Backend::receive`].
@@ -332,6 +332,17 @@ pub trait Backend: Send {
 
     /// The driver accepted `link`.
     fn configure(&mut self, link: &Link);
+
+    /// The driver changed what frames towards it may ask of it, without a reset: `link` is what
+    /// [`Self::configure`] was told, but for the `GUEST_*` bits of its `offloads`. They are a subset
+    /// of what the driver accepted at first, so a bit may come back, too.
+    ///
+    /// All frames that are finished from now on must keep to the new set, those of flows that exist
+    /// already included; no flow may be lost. A backend whose `configure` does more than note the
+    /// link has to tell the two apart.
+    fn set_offloads(&mut self, link: &Link) {
+        self.configure(link);
+    }
 
     /// Takes frames from the guest. All of them are consumed; a backend that cannot place one
     /// drops it and counts the drop. The guest may reuse the memory once this returns.

@@ -3,6 +3,7 @@
 use devices::net::loopback::Loopback;
 use devices::net::null::Null;
 use net::config::Config;
+use net::impair::Lossy;
 use net::nic::Backend;
 use net::stack::Stack;
 
@@ -13,7 +14,7 @@ use crate::config::{NetKind, NetOptions};
 /// # Errors
 /// Fails when the host has no sockets to give, or a forward's port is taken.
 pub fn make_backend(options: &NetOptions) -> anyhow::Result<Box<dyn Backend>> {
-    Ok(match &options.kind {
+    let backend: Box<dyn Backend> = match &options.kind {
         NetKind::Loopback => Box::new(Loopback::default()),
         NetKind::Null => Box::new(Null),
         NetKind::User(user) => {
@@ -25,5 +26,10 @@ pub fn make_backend(options: &NetOptions) -> anyhow::Result<Box<dyn Backend>> {
             };
             Box::new(Stack::new(config, user.rx)?)
         }
+    };
+    Ok(if options.loss.per_million > 0 {
+        Box::new(Lossy::new(backend, options.loss))
+    } else {
+        backend
     })
 }

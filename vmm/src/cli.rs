@@ -50,7 +50,8 @@ pub struct RunArgs {
     pub memory: String,
     /// Network card: user[,KEY=VALUE].., loopback, null or none
     ///
-    /// Keys: mac=XX:XX:XX:XX:XX:XX, mtu=N (576 to 65535); for user also rx=ring|copy and
+    /// Keys: mac=XX:XX:XX:XX:XX:XX, mtu=N (576 to 65535), loss=PERCENT[,seed=N] (frames to lose, for
+    /// testing); for user also rx=ring|direct|direct-discard|copy and
     /// host-loopback=allow|deny (may the guest reach the host's 127.0.0.1).
     #[arg(long, value_name = "SPEC", default_value = "user")]
     pub net: String,

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use net::config::{Forward, Protocol};
+use net::impair::Loss;
 use net::stack::RxPath;
 
 use crate::cli::{RunArgs, ServeArgs};
@@ -87,10 +88,10 @@ impl ConfigError {
             Self::MemorySize(_) => "write 512M or 2G, or 2G,shared",
             Self::NetKind(_) => "the kinds are user, loopback, null and none",
             Self::NetKey { kind, .. } if kind == "user" => {
-                "the options are rx=, host-loopback=, mtu= and mac="
+                "the options are rx=, host-loopback=, mtu=, mac=, loss= and seed="
             }
             Self::NetKey { kind, .. } if kind == "none" => "`none` has no options",
-            Self::NetKey { .. } => "the options are mtu= and mac=",
+            Self::NetKey { .. } => "the options are mtu=, mac=, loss= and seed=",
             Self::Forward { .. } => {
                 "write [tcp:|udp:][ADDR:]HOSTPORT:GUESTPORT, for example 8080:80 or udp:[::1]:5353:53"
             }
@@ -132,6 +133,8 @@ pub struct NetOptions {
     pub mac: [u8; 6],
     /// Largest IP packet on the link.
     pub mtu: u16,
+    /// How bad the link is made.
+    pub loss: Loss,
 }
 
 /// What stands behind the card.
@@ -292,6 +295,7 @@ fn parse_net(spec: &str) -> Result<Option<NetOptions>, ConfigError> {
         kind,
         mac: DEFAULT_MAC,
         mtu: DEFAULT_MTU,
+        loss: Loss::default(),
     });
     let mut seen = Vec::new();
     for part in parts {
@@ -308,12 +312,13 @@ fn parse_net(spec: &str) -> Result<Option<NetOptions>, ConfigError> {
         match (key, &mut net.kind) {
             ("mac", _) => net.mac = parse_mac(value)?,
             ("mtu", _) => net.mtu = parse_mtu(value)?,
+            ("loss", _) => net.loss.per_million = parse_percent(value)?,
+            ("seed", _) => {
+                net.loss.seed = choose("seed", value, "a number", |text| text.parse().ok())?;
+            }
             ("rx", NetKind::User(user)) => {
-                user.rx = choose("rx", value, "ring or copy", |value| match value {
-                    "ring" => Some(RxPath::Ring),
-                    "copy" => Some(RxPath::Copy),
-                    _ => None,
-                })?;
+                let expected = "ring, direct, direct-discard or copy";
+                user.rx = choose("rx", value, expected, RxPath::named)?;
             }
             ("host-loopback", NetKind::User(user)) => {
                 let allow = |value: &str| match value {
@@ -345,6 +350,18 @@ fn choose<T>(
 fn parse_mtu(text: &str) -> Result<u16, ConfigError> {
     choose("mtu", text, "576 to 65535", |text| {
         text.parse().ok().filter(|mtu| *mtu >= 576)
+    })
+}
+
+/// A share as a number of a million, from `2.5` or `2.5%`.
+fn parse_percent(text: &str) -> Result<u32, ConfigError> {
+    choose("loss", text, "a percentage from 0 to 100", |text| {
+        let percent: f64 = text.strip_suffix('%').unwrap_or(text).parse().ok()?;
+        // Within the range, so the product fits.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        (0.0..=100.0)
+            .contains(&percent)
+            .then_some((percent * 10_000.0).round() as u32)
     })
 }
 

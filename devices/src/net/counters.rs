@@ -50,6 +50,10 @@ counters! {
     rx_undeliverable,
     /// Frames that the backend reserved but did not finish.
     rx_unfinished,
+    /// Commands of the control queue.
+    ctrl_commands,
+    /// Those of them that were answered with ERR.
+    ctrl_refused,
     /// Times that the driver broke the specification.
     driver_faults,
     /// Times that the worker went to sleep.

@@ -1,4 +1,4 @@
-//! The network card without its thread: two queues, a backend, and what moves between them.
+//! The network card without its thread: its queues, a backend, and what moves between them.
 //!
 //! Whoever owns an engine decides when to call it: the worker on notifications
 //! and timers, a test on nothing but its own whim.
@@ -6,15 +6,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use net::nic::{Backend, Link, Stop, TxBurst};
+use net::nic::{Backend, Link, Offloads, Stop};
+use virtio_queue::Queue;
 use vm_memory::{GuestAddressSpace, VolatileSlice};
 
 use crate::net::counters::{Counters, count};
-use crate::net::features::accepted_offloads;
+use crate::net::ctrl::CtrlQueue;
+use crate::net::features::GUEST_OFFLOADS;
 use crate::net::rx::{RxBurst, RxQueue};
-use crate::net::tx::{MAX_FRAME, TxQueue};
+pub use crate::net::scratch::Scratch;
+use crate::net::scratch::recycle;
+use crate::net::tx::TxQueue;
 use crate::virtio::fault::DriverFault;
-use crate::virtio::spec::{F_INDIRECT_DESC, NET_F_MRG_RXBUF};
+use crate::virtio::spec::{F_INDIRECT_DESC, NET_F_CTRL_VQ, NET_F_MRG_RXBUF};
 use crate::virtio::vring::Vring;
 use crate::virtio::{ActiveQueue, GuestRam, Interrupt};
 
@@ -22,33 +26,18 @@ use crate::virtio::{ActiveQueue, GuestRam, Interrupt};
 pub const RX_QUEUE: u16 = 0;
 /// Index of the transmit queue.
 pub const TX_QUEUE: u16 = 1;
-
-/// Buffers that are reused from burst to burst.
-///
-/// Apart from the engine because they hold addresses of guest memory during a burst, and so do not
-/// move between threads; the engine does.
-#[derive(Debug)]
-pub struct Scratch {
-    tx: TxBurst<'static>,
-    rx: Vec<VolatileSlice<'static>>,
-    sink: Box<[u8]>,
-}
-
-impl Default for Scratch {
-    fn default() -> Self {
-        Self {
-            tx: TxBurst::default(),
-            rx: Vec::new(),
-            sink: vec![0; MAX_FRAME].into(),
-        }
-    }
-}
+/// Index of the control queue: behind the one pair of the others (VIRTIO 1.3, 5.1.2).
+pub const CTRL_QUEUE: u16 = 2;
 
 /// A running network card.
 pub struct NetEngine {
     ram: GuestRam,
     rx: RxQueue,
     tx: TxQueue,
+    ctrl: Option<CtrlQueue>,
+    features: u64,
+    /// What the backend was told last.
+    link: Link,
     backend: Box<dyn Backend>,
     interrupt: Arc<dyn Interrupt>,
     counters: Arc<Counters>,
@@ -61,10 +50,15 @@ pub struct NetParts {
     pub ram: GuestRam,
     /// Features that the driver accepted.
     pub features: u64,
+    /// The offloads to start with: those of `features`, or what the driver had left of them when
+    /// the card was suspended.
+    pub offloads: Offloads,
     /// The receive queue.
     pub rx: ActiveQueue,
     /// The transmit queue.
     pub tx: ActiveQueue,
+    /// The control queue, if the driver enabled it. Left alone unless CTRL_VQ was accepted.
+    pub ctrl: Option<ActiveQueue>,
     /// The way back to the driver.
     pub interrupt: Arc<dyn Interrupt>,
     /// Where to count.
@@ -80,15 +74,23 @@ impl NetEngine {
     pub fn new(parts: NetParts, mut backend: Box<dyn Backend>) -> Self {
         let indirect = parts.features & F_INDIRECT_DESC != 0;
         let mergeable = parts.features & NET_F_MRG_RXBUF != 0;
-        backend.configure(&Link {
+        let link = Link {
             guest_mac: parts.guest_mac,
             mtu: parts.mtu,
-            offloads: accepted_offloads(parts.features),
-        });
+            offloads: parts.offloads,
+        };
+        backend.configure(&link);
+        let ctrl = parts
+            .ctrl
+            .filter(|_| parts.features & NET_F_CTRL_VQ != 0)
+            .map(|ctrl| CtrlQueue::new(Vring::new(ctrl.queue, indirect), parts.features));
         Self {
             ram: parts.ram,
             rx: RxQueue::new(Vring::new(parts.rx.queue, indirect), mergeable),
             tx: TxQueue::new(Vring::new(parts.tx.queue, indirect)),
+            ctrl,
+            features: parts.features,
+            link,
             backend,
             interrupt: parts.interrupt,
             counters: parts.counters,
@@ -102,10 +104,22 @@ impl NetEngine {
         self.backend
     }
 
-    /// Stops the card without a reset: the backend, and the RX and TX queues with their indices.
-    pub fn into_parts(self) -> (Box<dyn Backend>, [virtio_queue::Queue; 2]) {
+    /// Stops the card without a reset: the backend, the RX and TX queues, and the control queue if
+    /// it is in use; all with their indices.
+    pub fn into_parts(self) -> (Box<dyn Backend>, [Queue; 2], Option<Queue>) {
         let queues = [self.rx.into_vring(), self.tx.into_vring()];
-        (self.backend, queues.map(Vring::into_queue))
+        let ctrl = self.ctrl.map(|ctrl| ctrl.into_vring().into_queue());
+        (self.backend, queues.map(Vring::into_queue), ctrl)
+    }
+
+    /// Features that the driver accepted.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// The offloads in use now.
+    pub fn offloads(&self) -> Offloads {
+        self.link.offloads
     }
 
     /// The backend.
@@ -200,6 +214,38 @@ impl NetEngine {
         }
     }
 
+    /// Carries out what the driver asks on the control queue; true when there is more of it.
+    ///
+    /// Does nothing without a control queue. Otherwise it is to be called when the queue is notified,
+    /// and once at first: notifications of the queue are on afterwards. Frames delivered after a
+    /// change of the offloads keep to it (VIRTIO 1.3, 5.1.6.5.6).
+    pub fn process_ctrl(&mut self) -> bool {
+        let Some(ctrl) = self.ctrl.as_mut().filter(|_| !self.broken) else {
+            return false;
+        };
+        let guard = self.ram.memory();
+        let (backend, link) = (&mut self.backend, &mut self.link);
+        let result = ctrl.process(&guard, &mut |offloads| {
+            link.offloads = (link.offloads - GUEST_OFFLOADS) | offloads;
+            backend.set_offloads(link);
+        });
+        match result {
+            Ok(done) => {
+                if done.signal {
+                    self.interrupt.signal_queue(CTRL_QUEUE);
+                }
+                count(&self.counters.ctrl_commands, done.commands);
+                count(&self.counters.ctrl_refused, done.refused);
+                done.more
+            }
+            Err(fault) => {
+                self.interrupt.signal_queue(CTRL_QUEUE);
+                self.fail(CTRL_QUEUE, &fault);
+                false
+            }
+        }
+    }
+
     /// Asks the guest to notify its next frame; true when there is one already.
     pub fn arm_tx(&mut self) -> bool {
         if self.broken {
@@ -233,10 +279,4 @@ impl NetEngine {
         self.broken = true;
         self.interrupt.needs_reset();
     }
-}
-
-/// An empty vector for another borrow of memory, with the allocation of `slices`.
-fn recycle<'n>(mut slices: Vec<VolatileSlice<'_>>) -> Vec<VolatileSlice<'n>> {
-    slices.clear();
-    slices.into_iter().map(|_| unreachable!()).collect()
 }

@@ -1,34 +1,37 @@
-//! The virtio network card (VIRTIO 1.3, 5.1): one receive and one transmit queue, no control
+//! The virtio network card (VIRTIO 1.3, 5.1): one receive, one transmit and one control
 //! queue, in front of any [`Backend`].
 //!
 //! ```text
 //!   Net (config space, features)
 //!    +- worker: thread, sleeps on doorbells / backend fd / deadline
 //!        +- engine: TxQueue -> Backend::transmit, Backend::receive -> RxBurst
+//!                     CtrlQueue -> Backend::set_offloads
 //! ```
 
 mod counters;
+mod ctrl;
 pub mod engine;
 pub mod features;
 pub mod loopback;
 pub mod null;
 mod rx;
+mod scratch;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tx;
 mod worker;
 
 use std::io;
 use std::sync::Arc;
 
-use net::nic::Backend;
-use virtio_queue::Queue;
+use net::nic::{Backend, Offloads};
+use virtio_queue::{Queue, QueueT as _};
 
 pub use self::counters::Counters;
-use self::engine::{NetEngine, NetParts, RX_QUEUE, TX_QUEUE};
+use self::engine::{CTRL_QUEUE, NetEngine, NetParts, RX_QUEUE, TX_QUEUE};
 pub use self::tx::{MAX_FRAME, TX_BURST};
 use self::worker::Worker;
-use crate::virtio::spec::{ID_NET, NET_S_LINK_UP};
+use crate::virtio::spec::{ID_NET, NET_F_CTRL_VQ, NET_S_LINK_UP};
 use crate::virtio::{Activation, VirtioDevice};
 
 /// What can be chosen about a card.
@@ -38,7 +41,7 @@ pub struct NetConfig {
     pub mac: [u8; 6],
     /// Largest IP packet on the link, in bytes.
     pub mtu: u16,
-    /// Largest size of each queue, a power of two.
+    /// Largest size of the RX and of the TX queue, a power of two.
     pub queue_size: u16,
 }
 
@@ -70,11 +73,13 @@ pub enum NetConfigError {
 pub struct Net {
     config: NetConfig,
     features: u64,
-    queue_sizes: [u16; 2],
+    queue_sizes: [u16; 3],
     counters: Arc<Counters>,
     // One of the two holds the backend, unless the worker's thread panicked.
     backend: Option<Box<dyn Backend>>,
     worker: Option<Worker>,
+    /// What the driver had made of its offloads when the card was suspended, and its features.
+    changed: Option<(u64, Offloads)>,
 }
 
 impl Net {
@@ -96,16 +101,18 @@ impl Net {
         Ok(Self {
             config,
             features: features::offered_features(backend.offloads()),
-            queue_sizes: [size; 2],
+            queue_sizes: [size; 3],
             counters: Arc::default(),
             backend: Some(backend),
             worker: None,
+            changed: None,
         })
     }
 
-    /// Hides features from the driver, for comparisons and for narrowing down a problem.
+    /// Hides features from the driver, and those that require them, for comparisons and for narrowing
+    /// down a problem.
     pub fn mask_features(&mut self, hidden: u64) {
-        self.features &= !hidden;
+        self.features = features::consistent(self.features & !hidden);
     }
 
     /// The counters; they live on across resets.
@@ -124,24 +131,43 @@ impl Net {
     }
 
     fn start(&mut self, activation: Activation, backend: Box<dyn Backend>) -> io::Result<()> {
-        let (mut rx, mut tx) = (None, None);
+        let (mut rx, mut tx, mut ctrl) = (None, None, None);
         for queue in activation.queues {
             match queue.index {
                 RX_QUEUE => rx = Some(queue),
                 TX_QUEUE => tx = Some(queue),
+                CTRL_QUEUE => ctrl = Some(queue),
                 _ => {}
             }
         }
         let (Some(rx), Some(tx)) = (rx, tx) else {
             self.backend = Some(backend);
-            return Err(io::Error::other("the driver did not enable both queues"));
+            return Err(io::Error::other(
+                "the driver did not enable the RX and the TX queue",
+            ));
         };
-        let kicks = [rx.kick.clone(), tx.kick.clone()];
+        // A driver that accepted CTRL_VQ and does not use it is no worse off than one that did not.
+        let queues = [&rx, &tx].into_iter().chain(&ctrl);
+        let kicks = queues.map(|queue| queue.kick.clone()).collect();
+        // A driver that starts anew has not sent a command yet.
+        if ctrl
+            .as_ref()
+            .is_some_and(|ctrl| ctrl.queue.next_avail() == 0)
+        {
+            self.changed = None;
+        }
+        let features = activation.features;
+        let offloads = match self.changed {
+            Some((before, offloads)) if before == features => offloads,
+            _ => features::accepted_offloads(features),
+        };
         let parts = NetParts {
             ram: activation.ram,
-            features: activation.features,
+            features,
+            offloads,
             rx,
             tx,
+            ctrl,
             interrupt: activation.interrupt,
             counters: self.counters.clone(),
             guest_mac: self.config.mac,
@@ -166,7 +192,9 @@ impl VirtioDevice for Net {
     }
 
     fn queue_max_sizes(&self) -> &[u16] {
-        &self.queue_sizes
+        // Without CTRL_VQ on offer there is no control queue (VIRTIO 1.3, 5.1.2).
+        let without_ctrl = usize::from(self.features & NET_F_CTRL_VQ == 0);
+        &self.queue_sizes[..self.queue_sizes.len() - without_ctrl]
     }
 
     fn device_features(&self) -> u64 {
@@ -189,6 +217,7 @@ impl VirtioDevice for Net {
     }
 
     fn reset(&mut self) {
+        self.changed = None;
         if let Some(worker) = self.worker.take() {
             self.backend = worker.stop().map(NetEngine::into_backend);
         }
@@ -198,9 +227,14 @@ impl VirtioDevice for Net {
         let Some(engine) = self.worker.take().and_then(Worker::stop) else {
             return Vec::new();
         };
-        let (backend, [rx, tx]) = engine.into_parts();
+        self.changed = Some((engine.features(), engine.offloads()));
+        let (backend, [rx, tx], ctrl) = engine.into_parts();
         self.backend = Some(backend);
-        vec![(RX_QUEUE, rx), (TX_QUEUE, tx)]
+        let ctrl = ctrl.map(|queue| (CTRL_QUEUE, queue));
+        [(RX_QUEUE, rx), (TX_QUEUE, tx)]
+            .into_iter()
+            .chain(ctrl)
+            .collect()
     }
 }
 

@@ -102,6 +102,14 @@ impl RxQueue {
     }
 }
 
+/// Adds an unused chain to the others, oldest first: chains are to be used in the order of the ring,
+/// so that those left over at a stop are its tail. A stopped ring has one position, and no others.
+fn put_back(spare: &mut VecDeque<Chain>, chain: Chain) {
+    let older = |other: &Chain| other.position.wrapping_sub(chain.position) > u16::MAX / 2;
+    let at = spare.partition_point(older);
+    spare.insert(at, chain);
+}
+
 /// The receive queue during one burst.
 pub(crate) struct RxBurst<'q, 'm> {
     queue: &'q mut RxQueue,
@@ -300,7 +308,7 @@ impl<'q, 'm> RxBurst<'q, 'm> {
 
     fn give_back_newest(&mut self) {
         if let Some(chain) = self.queue.reserved.pop_back() {
-            self.queue.spare.push_front(chain);
+            put_back(&mut self.queue.spare, chain);
         }
     }
 
@@ -314,7 +322,7 @@ impl<'q, 'm> RxBurst<'q, 'm> {
                 break;
             };
             if left == 0 {
-                queue.spare.push_back(chain);
+                put_back(&mut queue.spare, chain);
                 continue;
             }
             let n = chain.room.min(left);

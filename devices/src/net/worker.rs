@@ -27,8 +27,9 @@ use crate::virtio::{Doorbell, Interrupt};
 
 const KICK_RX: Token = Token(0);
 const KICK_TX: Token = Token(1);
-const BACKEND: Token = Token(2);
-const CONTROL: Token = Token(3);
+const KICK_CTRL: Token = Token(2);
+const BACKEND: Token = Token(3);
+const STOP: Token = Token(4);
 
 /// A running thread, and the way to stop it.
 #[derive(Debug)]
@@ -39,12 +40,13 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts a thread for `engine`, woken by the doorbells of the RX and the TX queue.
+    /// Starts a thread for `engine`, woken by the doorbells of the RX, the TX and perhaps
+    /// the control queue.
     ///
     /// On failure the backend comes back with the error.
     pub(crate) fn spawn(
         engine: NetEngine,
-        kicks: [Doorbell; 2],
+        kicks: Vec<Doorbell>,
     ) -> Result<Self, (io::Error, Box<dyn Backend>)> {
         match Self::start(&engine, kicks) {
             Ok((worker, sender)) => match sender.send(engine) {
@@ -61,19 +63,20 @@ impl Worker {
     /// Starts a thread that waits for its engine.
     fn start(
         engine: &NetEngine,
-        kicks: [Doorbell; 2],
+        kicks: Vec<Doorbell>,
     ) -> io::Result<(Self, mpsc::Sender<NetEngine>)> {
         let poll = Poll::new()?;
         let watch = |fd: i32, token| {
             poll.registry()
                 .register(&mut SourceFd(&fd), token, Interest::READABLE)
         };
-        watch(kicks[0].as_raw_fd(), KICK_RX)?;
-        watch(kicks[1].as_raw_fd(), KICK_TX)?;
+        for (kick, token) in kicks.iter().zip([KICK_RX, KICK_TX, KICK_CTRL]) {
+            watch(kick.as_raw_fd(), token)?;
+        }
         if let Some(fd) = engine.backend().poll_fd() {
             watch(fd.as_raw_fd(), BACKEND)?;
         }
-        let waker = Waker::new(poll.registry(), CONTROL)?;
+        let waker = Waker::new(poll.registry(), STOP)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let (sender, receiver) = mpsc::channel();
@@ -125,11 +128,13 @@ fn run(engine: &mut NetEngine, mut poll: Poll, stop: &AtomicBool) -> io::Result<
     let mut backend_due = true;
     while !stop.load(Ordering::Acquire) {
         let now = Instant::now();
+        // Every round: a driver waits for the answer, and under load there is no sleep to wake from.
+        let commands_due = engine.process_ctrl();
         let taken = engine.process_tx(&mut scratch, now);
         if taken > 0 || backend_due {
             backend_due = engine.process_rx(&mut scratch, now);
         }
-        if taken > 0 || backend_due || engine.arm_tx() {
+        if commands_due || taken > 0 || backend_due || engine.arm_tx() {
             continue;
         }
         sleep(engine, &mut poll, &mut events)?;

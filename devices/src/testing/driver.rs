@@ -10,22 +10,28 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::net::Counters;
 use crate::net::engine::{NetEngine, NetParts};
+use crate::net::features::accepted_offloads;
+use crate::testing::heap::Heap;
 use crate::testing::ring::{Buffer, DESC_F_WRITE, MockRing};
-use crate::virtio::spec::{F_EVENT_IDX, NET_HDR_LEN};
+use crate::virtio::spec::{F_EVENT_IDX, NET_F_CTRL_VQ, NET_HDR_LEN};
 use crate::virtio::{Activation, ActiveQueue, GuestRam, Interrupt};
 
-const RAM_LEN: u64 = 64 << 20;
+/// Size of the mock driver's control queue.
+pub const CTRL_QUEUE_SIZE: u16 = 64;
+
+pub(crate) const RAM_LEN: u64 = 64 << 20;
 const RX_BASE: u64 = 0x10_0000;
 const TX_BASE: u64 = 0x20_0000;
-const HEAP_BASE: u64 = 0x40_0000;
+const CTRL_BASE: u64 = 0x30_0000;
+pub(super) const HEAP_BASE: u64 = 0x40_0000;
 /// RAM comes in two regions, so that buffers happen to lie across their border.
-const REGION_BORDER: u64 = HEAP_BASE + 0x1_0400;
+pub(crate) const REGION_BORDER: u64 = HEAP_BASE + 0x1_0400;
 
 /// Counts what the device tells its driver.
 #[derive(Debug, Default)]
 pub struct MockInterrupt {
-    /// Interrupts of the RX and the TX queue.
-    pub queues: [AtomicU64; 2],
+    /// Interrupts of the RX, the TX and the control queue.
+    pub queues: [AtomicU64; 3],
     /// Configuration changes.
     pub config: AtomicU64,
     /// Times that DEVICE_NEEDS_RESET was set.
@@ -74,10 +80,14 @@ pub struct MockDriver {
     pub rx: MockRing,
     /// Transmit queue.
     pub tx: MockRing,
+    /// Control queue.
+    pub ctrl: MockRing,
     /// What the device told.
     pub interrupt: Arc<MockInterrupt>,
     heap: Heap,
     buffers: [HashMap<u16, Vec<Buffer>>; 2],
+    /// Indirect tables of RX chains.
+    tables: HashMap<u16, Buffer>,
 }
 
 impl MockDriver {
@@ -90,14 +100,20 @@ impl MockDriver {
                 usize::try_from(RAM_LEN - REGION_BORDER).unwrap(),
             ),
         ];
-        let mem = GuestMemoryMmap::from_ranges(&regions).unwrap();
+        Self::over(GuestMemoryMmap::from_ranges(&regions).unwrap(), size)
+    }
+
+    /// As [`Self::new`], with memory of the caller's: the first [`RAM_LEN`] bytes are used.
+    pub(crate) fn over(mem: GuestMemoryMmap, size: u16) -> Self {
         Self {
             rx: MockRing::new(mem.clone(), RX_BASE, size),
             tx: MockRing::new(mem.clone(), TX_BASE, size),
+            ctrl: MockRing::new(mem.clone(), CTRL_BASE, CTRL_QUEUE_SIZE),
             ram: GuestRam::new(mem),
             interrupt: Arc::default(),
             heap: Heap::default(),
             buffers: Default::default(),
+            tables: HashMap::new(),
         }
     }
 
@@ -106,23 +122,28 @@ impl MockDriver {
         self.ram.clone()
     }
 
-    /// The reset of a driver: both rings are empty again.
+    /// The reset of a driver: all rings are empty again.
     pub fn reset(&mut self) {
         let mem = GuestMemoryMmap::clone(&self.ram.memory());
         self.rx = MockRing::new(mem.clone(), RX_BASE, self.rx.size);
-        self.tx = MockRing::new(mem, TX_BASE, self.tx.size);
+        self.tx = MockRing::new(mem.clone(), TX_BASE, self.tx.size);
+        self.ctrl = MockRing::new(mem, CTRL_BASE, self.ctrl.size);
         self.interrupt = Arc::default();
         self.heap = Heap::default();
         self.buffers = Default::default();
+        self.tables.clear();
     }
 
-    /// What a transport hands to a device at DRIVER_OK, with doorbells for RX and TX.
-    pub fn activation(&self, features: u64) -> (Activation, [EventFd; 2]) {
+    /// What a transport hands to a device at DRIVER_OK, with doorbells for RX, TX and control queue.
+    ///
+    /// The control queue is among the queues only if `features` has CTRL_VQ.
+    pub fn activation(&self, features: u64) -> (Activation, [EventFd; 3]) {
         let event_idx = features & F_EVENT_IDX != 0;
-        let kicks = [(); 2].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
+        let kicks = [(); 3].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
         let queues = (0..)
-            .zip([&self.rx, &self.tx])
+            .zip([&self.rx, &self.tx, &self.ctrl])
             .zip(&kicks)
+            .take(if features & NET_F_CTRL_VQ != 0 { 3 } else { 2 })
             .map(|((index, ring), kick)| ActiveQueue {
                 index,
                 queue: ring.queue(event_idx),
@@ -140,12 +161,15 @@ impl MockDriver {
 
     /// A card without a thread in front of `backend`, at MTU 1500.
     pub fn engine(&self, features: u64, backend: Box<dyn Backend>) -> NetEngine {
-        let (mut activation, _) = self.activation(features);
+        let (activation, _) = self.activation(features);
+        let mut queues = activation.queues.into_iter();
         let parts = NetParts {
             ram: activation.ram,
             features,
-            tx: activation.queues.pop().unwrap(),
-            rx: activation.queues.pop().unwrap(),
+            offloads: accepted_offloads(features),
+            rx: queues.next().unwrap(),
+            tx: queues.next().unwrap(),
+            ctrl: queues.next(),
             interrupt: activation.interrupt,
             counters: Arc::new(Counters::default()),
             guest_mac: [0x52, 0x54, 0, 0x12, 0x34, 0x56],
@@ -170,16 +194,21 @@ impl MockDriver {
     /// Posts one RX chain with a descriptor for each of `sizes`; false when the ring is full.
     pub fn post_rx(&mut self, sizes: &[usize]) -> bool {
         let buffers: Vec<_> = sizes.iter().map(|&size| self.alloc(size)).collect();
-        match self.rx.add(&buffers, DESC_F_WRITE) {
-            Some(head) => {
-                self.buffers[0].insert(head, buffers);
-                true
-            }
-            None => {
-                self.heap.free(buffers);
-                false
-            }
+        let head = self.rx.add(&buffers, DESC_F_WRITE);
+        self.queued(0, head, buffers)
+    }
+
+    /// As [`Self::post_rx`], through an indirect table.
+    pub fn post_rx_indirect(&mut self, sizes: &[usize]) -> bool {
+        let mut buffers: Vec<_> = sizes.iter().map(|&size| self.alloc(size)).collect();
+        let table = self.alloc(16 * buffers.len());
+        let head = self.rx.add_indirect(table.addr, &buffers, DESC_F_WRITE);
+        // Not part of the chain, but freed with it.
+        self.tables.extend(head.map(|head| (head, table)));
+        if head.is_none() {
+            buffers.push(table);
         }
+        self.queued(0, head, buffers)
     }
 
     /// Posts RX chains of one buffer of `size` until the ring is full.
@@ -192,7 +221,7 @@ impl MockDriver {
     pub fn send(&mut self, hdr: &VnetHdr, frame: &[u8], splits: &[usize]) -> bool {
         let buffers = self.scatter(hdr, frame, splits);
         let head = self.tx.add(&buffers, 0);
-        self.sent(head, buffers)
+        self.queued(1, head, buffers)
     }
 
     /// As [`Self::send`], through an indirect table.
@@ -201,7 +230,7 @@ impl MockDriver {
         let table = self.alloc(16 * buffers.len());
         let head = self.tx.add_indirect(table.addr, &buffers, 0);
         buffers.push(table);
-        self.sent(head, buffers)
+        self.queued(1, head, buffers)
     }
 
     fn scatter(&mut self, hdr: &VnetHdr, frame: &[u8], splits: &[usize]) -> Vec<Buffer> {
@@ -222,17 +251,16 @@ impl MockDriver {
         buffers
     }
 
-    fn sent(&mut self, head: Option<u16>, buffers: Vec<Buffer>) -> bool {
+    /// Keeps the buffers of a chain until it is used; frees them at once when there is none.
+    fn queued(&mut self, queue: usize, head: Option<u16>, buffers: Vec<Buffer>) -> bool {
         match head {
-            Some(head) => {
-                self.buffers[1].insert(head, buffers);
-                true
-            }
+            Some(head) => self.buffers[queue].insert(head, buffers),
             None => {
                 self.heap.free(buffers);
-                false
+                None
             }
-        }
+        };
+        head.is_some()
     }
 
     /// Takes back sent frames; returns how many.
@@ -279,6 +307,7 @@ impl MockDriver {
         let buffers = self.buffers[0]
             .remove(&head)
             .expect("a chain that was posted");
+        self.heap.free(self.tables.remove(&head));
         let mut left = usize::try_from(len).unwrap();
         let mut bytes = Vec::with_capacity(left);
         let mem = self.ram.memory();
@@ -294,37 +323,5 @@ impl MockDriver {
         let room: u64 = buffers.iter().map(|buffer| u64::from(buffer.len)).sum();
         self.heap.free(buffers);
         Some((bytes, u64::from(len) == room))
-    }
-}
-
-/// Buffers by power-of-two size. They are skewed, so that most lie at odd addresses.
-#[derive(Debug, Default)]
-struct Heap {
-    used: u64,
-    free: HashMap<u32, Vec<u64>>,
-}
-
-impl Heap {
-    fn alloc(&mut self, len: usize) -> Buffer {
-        let len = u32::try_from(len).unwrap();
-        let class = len.next_power_of_two().max(32);
-        let reused = self.free.entry(class).or_default().pop();
-        let addr = reused.unwrap_or_else(|| {
-            let addr = HEAP_BASE + self.used;
-            self.used += u64::from(class) + 1;
-            assert!(
-                addr + u64::from(class) < RAM_LEN,
-                "the mock driver's RAM is used up"
-            );
-            addr
-        });
-        Buffer { addr, len }
-    }
-
-    fn free(&mut self, buffers: Vec<Buffer>) {
-        for buffer in buffers {
-            let class = buffer.len.next_power_of_two().max(32);
-            self.free.entry(class).or_default().push(buffer.addr);
-        }
     }
 }

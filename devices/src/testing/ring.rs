@@ -104,14 +104,19 @@ impl MockRing {
 
     /// Makes a chain of `buffers`, with `flags` on each; its head, unless there is no room.
     pub fn add(&mut self, buffers: &[Buffer], flags: u16) -> Option<u16> {
+        self.add_with(buffers, |_| flags)
+    }
+
+    /// As [`Self::add`], with the flags that `flags` has for each buffer.
+    pub fn add_with(&mut self, buffers: &[Buffer], flags: impl Fn(usize) -> u16) -> Option<u16> {
         if buffers.is_empty() || buffers.len() > self.free.len() {
             return None;
         }
         let chain = self.free.split_off(self.free.len() - buffers.len());
         for (i, (&index, &buffer)) in chain.iter().zip(buffers).enumerate() {
             match chain.get(i + 1) {
-                Some(&next) => self.set_desc(index, buffer, flags | DESC_F_NEXT, next),
-                None => self.set_desc(index, buffer, flags, 0),
+                Some(&next) => self.set_desc(index, buffer, flags(i) | DESC_F_NEXT, next),
+                None => self.set_desc(index, buffer, flags(i), 0),
             }
         }
         let head = chain[0];
@@ -122,14 +127,19 @@ impl MockRing {
 
     /// As [`Self::add`], through an indirect table at `table`.
     pub fn add_indirect(&mut self, table: u64, buffers: &[Buffer], flags: u16) -> Option<u16> {
-        let head = self.free.pop()?;
         let count = u16::try_from(buffers.len()).unwrap();
         for (index, &buffer) in (0..count).zip(buffers) {
             let next = if index + 1 < count { DESC_F_NEXT } else { 0 };
             self.set_desc_at(table, index, buffer, flags | next, index + 1);
         }
         let len = 16 * u32::from(count);
-        self.set_desc(head, Buffer { addr: table, len }, DESC_F_INDIRECT, 0);
+        self.add_table(Buffer { addr: table, len })
+    }
+
+    /// Makes the indirect table `table`, already written, available.
+    pub fn add_table(&mut self, table: Buffer) -> Option<u16> {
+        let head = self.free.pop()?;
+        self.set_desc(head, table, DESC_F_INDIRECT, 0);
         self.chains[usize::from(head)] = vec![head];
         self.make_available(head);
         Some(head)

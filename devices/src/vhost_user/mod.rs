@@ -24,6 +24,8 @@
 mod calls;
 mod memory;
 mod ring;
+#[cfg(test)]
+mod tests;
 mod transport;
 
 use std::io;

@@ -47,6 +47,14 @@ fn refuse(error: io::Error) -> Error {
     Error::ReqHandlerError(error)
 }
 
+/// Makes a descriptor one that the worker may write to: it must not wait for a front-end that does
+/// not read.
+fn never_wait(file: Option<&File>) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let flags = fcntl_getfl(file).map_err(|error| refuse(error.into()))?;
+    fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(|error| refuse(error.into()))
+}
+
 impl Transport {
     pub(super) fn new(device: Box<dyn VirtioDevice>, required: usize) -> Self {
         let count = device.queue_max_sizes().len();
@@ -146,7 +154,11 @@ impl Transport {
             queues,
             interrupt: self.calls.clone(),
         };
-        self.device.activate(activation).map_err(refuse)?;
+        // Among others, a doorbell that is a file nobody can wait for.
+        self.device.activate(activation).map_err(|error| {
+            let kind = error.kind();
+            refuse(io::Error::new(kind, format!("cannot run: {error}")))
+        })?;
         self.running = wanted;
         Ok(())
     }
@@ -288,11 +300,7 @@ impl VhostUserBackendReqHandlerMut for Transport {
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         self.ring(index)?;
-        if let Some(file) = &file {
-            // The worker must not wait for a guest that does not take its interrupts.
-            let flags = fcntl_getfl(file).map_err(|error| refuse(error.into()))?;
-            fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(|error| refuse(error.into()))?;
-        }
+        never_wait(file.as_ref())?;
         self.calls.set_call(usize::from(index), file);
         // Buffers may have been used while there was nothing to call through.
         crate::virtio::Interrupt::signal_queue(&*self.calls, index.into());
@@ -301,6 +309,7 @@ impl VhostUserBackendReqHandlerMut for Transport {
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
         self.ring(index)?;
+        never_wait(file.as_ref())?;
         self.calls.set_err(usize::from(index), file);
         Ok(())
     }

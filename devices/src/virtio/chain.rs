@@ -67,6 +67,34 @@ impl<'m> Table<'m> {
         access: Access,
         mut each: impl FnMut(VolatileSlice<'m>),
     ) -> Result<usize, DriverFault> {
+        let one_way = |_| access;
+        self.visit(head, one_way, |_, slice| each(slice))
+    }
+
+    /// As [`Self::walk`], for a request: readable buffers, then writable ones (VIRTIO 1.3, 2.7.4.2).
+    ///
+    /// # Errors
+    /// As [`Self::walk`]; a readable buffer behind a writable one breaks the specification.
+    pub fn walk_request(
+        self,
+        head: u16,
+        each: impl FnMut(Access, VolatileSlice<'m>),
+    ) -> Result<usize, DriverFault> {
+        let mut answering = false;
+        let question_first = |found| {
+            answering |= found == Access::Writable;
+            if answering { Access::Writable } else { found }
+        };
+        self.visit(head, question_first, each)
+    }
+
+    /// Walks the chain; `wanted` tells what a buffer is to be, from what it is.
+    fn visit(
+        self,
+        head: u16,
+        mut wanted: impl FnMut(Access) -> Access,
+        mut each: impl FnMut(Access, VolatileSlice<'m>),
+    ) -> Result<usize, DriverFault> {
         let Self {
             mem,
             mut window,
@@ -74,10 +102,6 @@ impl<'m> Table<'m> {
             indirect,
         } = self;
         let (mut index, mut seen, mut nested, mut total) = (head, 0, false, 0usize);
-        let permissions = match access {
-            Access::Readable => Permissions::Read,
-            Access::Writable => Permissions::Write,
-        };
         loop {
             if index >= size {
                 return Err(DriverFault::Index { index, size });
@@ -96,11 +120,14 @@ impl<'m> Table<'m> {
                 (index, seen, nested) = (0, 0, true);
                 continue;
             }
-            if desc.is_write_only() != (access == Access::Writable) {
-                return Err(DriverFault::Direction {
-                    index,
-                    wanted: access,
-                });
+            let (access, permissions) = if desc.is_write_only() {
+                (Access::Writable, Permissions::Write)
+            } else {
+                (Access::Readable, Permissions::Read)
+            };
+            let wanted = wanted(access);
+            if access != wanted {
+                return Err(DriverFault::Direction { index, wanted });
             }
             if desc.len() > 0 {
                 let outside = || DriverFault::Buffer {
@@ -109,10 +136,10 @@ impl<'m> Table<'m> {
                 };
                 let len = usize::try_from(desc.len()).map_err(|_| outside())?;
                 match slice_in_region(mem, desc.addr(), len) {
-                    Some(slice) => each(slice),
+                    Some(slice) => each(access, slice),
                     None => {
                         for slice in mem.get_slices(desc.addr(), len, permissions)? {
-                            each(slice.map_err(|_| outside())?);
+                            each(access, slice.map_err(|_| outside())?);
                         }
                     }
                 }

@@ -49,6 +49,8 @@ pub const NET_F_GUEST_CSUM: u64 = bit(virtio_net::VIRTIO_NET_F_GUEST_CSUM);
 pub const NET_F_MTU: u64 = bit(virtio_net::VIRTIO_NET_F_MTU);
 /// The config space holds a MAC address.
 pub const NET_F_MAC: u64 = bit(virtio_net::VIRTIO_NET_F_MAC);
+/// The driver may change the offloads towards it while the device runs.
+pub const NET_F_CTRL_GUEST_OFFLOADS: u64 = bit(virtio_net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS);
 /// TCPv4 segments of up to 64 KiB to the guest.
 pub const NET_F_GUEST_TSO4: u64 = bit(virtio_net::VIRTIO_NET_F_GUEST_TSO4);
 /// TCPv6 segments of up to 64 KiB to the guest.
@@ -61,6 +63,10 @@ pub const NET_F_HOST_TSO6: u64 = bit(virtio_net::VIRTIO_NET_F_HOST_TSO6);
 pub const NET_F_MRG_RXBUF: u64 = bit(virtio_net::VIRTIO_NET_F_MRG_RXBUF);
 /// The config space holds a link status.
 pub const NET_F_STATUS: u64 = bit(virtio_net::VIRTIO_NET_F_STATUS);
+/// There is a control queue.
+pub const NET_F_CTRL_VQ: u64 = bit(virtio_net::VIRTIO_NET_F_CTRL_VQ);
+/// The control queue takes receive filters.
+pub const NET_F_CTRL_RX: u64 = bit(virtio_net::VIRTIO_NET_F_CTRL_RX);
 /// Runs of UDPv4 datagrams to the guest.
 pub const NET_F_GUEST_USO4: u64 = bit(virtio_net::VIRTIO_NET_F_GUEST_USO4);
 /// Runs of UDPv6 datagrams to the guest.
@@ -70,5 +76,27 @@ pub const NET_F_HOST_USO: u64 = bit(virtio_net::VIRTIO_NET_F_HOST_USO);
 
 /// `status` of the network card's config space: the link is up.
 pub const NET_S_LINK_UP: u16 = 1;
+
+// Commands of the network card's control queue (VIRTIO 1.3, 5.1.6.5).
+
+/// The command was carried out.
+pub const NET_OK: u8 = 0;
+/// The command was not carried out.
+pub const NET_ERR: u8 = 1;
+/// Class: receive filters by kind of address.
+pub const NET_CTRL_RX: u8 = 0;
+/// Promiscuous mode on or off.
+pub const NET_CTRL_RX_PROMISC: u8 = 0;
+/// All multicast frames, or not.
+pub const NET_CTRL_RX_ALLMULTI: u8 = 1;
+/// Class: receive filters by address.
+pub const NET_CTRL_MAC: u8 = 1;
+/// The unicast and the multicast addresses to receive.
+pub const NET_CTRL_MAC_TABLE_SET: u8 = 0;
+/// Class: offloads towards the guest.
+pub const NET_CTRL_GUEST_OFFLOADS: u8 = 5;
+/// The offloads from now on, as feature bits.
+pub const NET_CTRL_GUEST_OFFLOADS_SET: u8 = 0;
+
 /// Size of `struct virtio_net_hdr` with `num_buffers` (VIRTIO 1.3, 5.1.6).
 pub const NET_HDR_LEN: usize = 12;

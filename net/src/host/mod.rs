@@ -1,6 +1,7 @@
 //! Everything that touches the host: real sockets behind the traits of the protocol modules.
 
 mod os;
+mod peek;
 mod ping;
 pub mod resolv;
 mod send;

@@ -9,6 +9,7 @@ use mio::net::TcpStream;
 use socket2::SockRef;
 use vm_memory::VolatileSlice;
 
+use super::peek::{From, discard, peek_guest, set_peek_offset};
 use super::send::send_guest;
 use crate::tcp::socket::TcpSocket;
 
@@ -16,6 +17,16 @@ use crate::tcp::socket::TcpSocket;
 #[derive(Debug)]
 pub struct OsTcp {
     stream: TcpStream,
+    peek: Peek,
+}
+
+/// How this socket's queue is looked into.
+#[derive(Debug)]
+enum Peek {
+    /// By SO_PEEK_OFF; this is where the kernel stands, in bytes from the front.
+    Offset(usize),
+    /// From the front, with what is in flight copied to nowhere.
+    Skip,
 }
 
 impl OsTcp {
@@ -25,7 +36,10 @@ impl OsTcp {
         // adding delays, and from holding on to a dead peer. A failure costs nothing but that.
         let _ = stream.set_nodelay(true);
         let _ = SockRef::from(&stream).set_keepalive(true);
-        Self { stream }
+        Self {
+            stream,
+            peek: Peek::Skip,
+        }
     }
 }
 
@@ -45,6 +59,45 @@ impl TcpSocket for OsTcp {
 
     fn read(&mut self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         self.stream.read_vectored(pieces)
+    }
+
+    fn keep_peek_offset(&mut self) -> bool {
+        let kept = set_peek_offset(self.stream.as_fd(), 0).is_ok();
+        if kept {
+            self.peek = Peek::Offset(0);
+        }
+        kept
+    }
+
+    fn peek_guest(
+        &mut self,
+        skip: usize,
+        slices: &[VolatileSlice<'_>],
+        at: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        let fd = self.stream.as_fd();
+        match &mut self.peek {
+            Peek::Offset(offset) => {
+                if *offset != skip {
+                    set_peek_offset(fd, skip)?;
+                    *offset = skip;
+                }
+                let n = peek_guest(fd, From::Offset, slices, at, len)?;
+                *offset += n;
+                Ok(n)
+            }
+            Peek::Skip => peek_guest(fd, From::Front(skip), slices, at, len),
+        }
+    }
+
+    fn discard(&mut self, n: usize) -> io::Result<usize> {
+        let n = discard(self.stream.as_fd(), n)?;
+        if let Peek::Offset(offset) = &mut self.peek {
+            // As the kernel does.
+            *offset = offset.saturating_sub(n);
+        }
+        Ok(n)
     }
 
     fn write_guest(&mut self, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {

@@ -81,7 +81,7 @@ impl<H: TcpHost> Flows<H> {
         let tail = flow.tail_len();
         let outcome = flow.conn.handle_segment(&segment, tail, now);
         self.in_flight -= u64::from(before - flow.conn.in_flight());
-        flow.ring.consume(outcome.released as usize);
+        flow.window.release(outcome.released);
         if outcome.established {
             flow.readable = true;
         }

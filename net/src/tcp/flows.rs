@@ -18,24 +18,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::conn::{Conn, Timeout};
+pub use super::rx_path::RxPath;
 use super::segment::{Flags, Header, Segment, reset_for};
 use super::seq::SeqNum;
 use super::socket::{TcpHost, TcpSocket};
 use super::tail::Tail;
+use super::window::Window;
 use super::wire::{IPV4, IPV6, Macs, TCP};
 use crate::flow::{FlowId, FlowKey, FlowTable};
 use crate::nic::Offloads;
-use crate::window::Ring;
-
-/// Where a download's bytes wait and how they reach the guest's descriptors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RxPath {
-    /// Header and ring slices go straight to the descriptors.
-    #[default]
-    Ring,
-    /// The frame is made in a scratch buffer first: the baseline that `Ring` is measured against.
-    Copy,
-}
 
 /// Bounds of the TCP part.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +121,7 @@ pub struct Unreachable {
 pub(super) struct Flow<S> {
     pub(super) conn: Conn,
     pub(super) socket: S,
-    pub(super) ring: Ring,
+    pub(super) window: Window,
     pub(super) tail: Tail,
     /// The SYN that opened the flow, until the host has answered.
     syn: Segment,
@@ -305,9 +296,10 @@ impl<H: TcpHost> Flows<H> {
         }
         let iss = self.initial_seq(&key, now);
         let conn = Conn::from_guest(syn, self.link.mss(key.guest.ip()), iss);
+        let link = &self.link;
         let opened = self.table.insert(key, |id| {
             host.connect(to, id)
-                .map(|socket| Flow::new(conn, socket, *syn))
+                .map(|socket| Flow::new(conn, socket, *syn, link))
         });
         match opened {
             Ok(_) => self.counters.opened += 1,
@@ -371,9 +363,10 @@ impl<H: TcpHost> Flows<H> {
             };
             let iss = self.initial_seq(&key, now);
             let conn = Conn::to_guest(self.link.mss(guest.ip()), iss, now);
+            let link = &self.link;
             let flow = self.table.insert(key, |id| {
                 host.adopt(accepted, id)
-                    .map(|socket| Flow::new(conn, socket, Segment::default()))
+                    .map(|socket| Flow::new(conn, socket, Segment::default(), link))
             });
             if let Ok(id) = flow {
                 self.counters.accepted += 1;
@@ -455,9 +448,11 @@ impl<H: TcpHost> Flows<H> {
     }
 
     pub(super) fn remove(&mut self, id: FlowId) -> Option<(FlowKey, Flow<H::Socket>)> {
-        let (key, flow) = self.table.remove(id)?;
+        let (key, mut flow) = self.table.remove(id)?;
+        // A failure is that of a connection which is going anyway.
+        let _ = flow.window.settle(&mut flow.socket);
         self.in_flight -= u64::from(flow.conn.in_flight());
-        self.ring_bytes -= flow.ring.capacity() as u64;
+        self.ring_bytes -= flow.window.capacity();
         self.tail_bytes -= flow.tail.len() as u64;
         Some((key, flow))
     }
@@ -549,10 +544,9 @@ impl<H: TcpHost> Flows<H> {
                 Timeout::Handled => {}
                 Timeout::Send(header) => {
                     let key = *key;
-                    if flow.ring.is_empty() {
-                        self.ring_bytes -= flow.ring.capacity() as u64;
-                        flow.ring.shrink_if_empty();
-                    }
+                    self.ring_bytes -= flow.window.capacity();
+                    flow.window.shrink();
+                    self.ring_bytes += flow.window.capacity();
                     self.send_loose(key, header);
                 }
                 Timeout::Abort => {
@@ -595,11 +589,11 @@ pub struct Readiness {
 }
 
 impl<S: TcpSocket> Flow<S> {
-    fn new(conn: Conn, socket: S, syn: Segment) -> Self {
+    fn new(conn: Conn, mut socket: S, syn: Segment, link: &TcpLink) -> Self {
         Self {
             conn,
+            window: Window::open(link.rx, link.offloads, &mut socket),
             socket,
-            ring: Ring::default(),
             tail: Tail::default(),
             syn,
             queued: false,

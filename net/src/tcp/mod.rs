@@ -24,15 +24,18 @@
 
 pub mod conn;
 mod drain;
+mod emit;
 pub mod flows;
 mod pump;
 pub mod receiver;
 pub mod rto;
+pub mod rx_path;
 pub mod segment;
 pub mod sender;
 pub mod seq;
 pub mod socket;
 pub mod tail;
+mod window;
 pub mod wire;
 
 #[cfg(test)]

@@ -1,21 +1,28 @@
 //! Download: from host sockets to the guest's RX descriptors.
 //!
-//! For each ready flow: read the socket into the ring, cut what the guest's window allows into
-//! frames, send what is due without data, and put the flow back in line if there is more.
+//! Each ready flow gets a turn: what the guest's window allows is cut into frames, what is due
+//! without data is sent, and the flow goes back in line if there is more. A frame's text comes
+//!
+//! ```text
+//! Window::Ring    socket --read--> ring --slices--> frame    (from_ring)
+//! Window::Socket  socket --peek-------------------> frame    (from_socket)
+//! ```
 
 use std::io;
 use std::time::Instant;
 
-use super::flows::{Flow, Flows, RxPath, TcpLink};
+use vm_memory::VolatileSlice;
+
+use super::emit::{Payload, emit, frame_room, header_len};
+use super::flows::{Flow, Flows, Limits, TcpLink};
 use super::segment::{Flags, Header};
+use super::sender::{Grant, Sender};
 use super::socket::{TcpHost, TcpSocket};
-use super::wire::{CHECKSUM_OFFSET, Encoded, IPV4, IPV6, MAX_HEADER, TCP, encode};
-use crate::checksum::Sum;
+use super::window::Window;
+use super::wire::MAX_HEADER;
 use crate::flow::{FlowId, FlowKey};
-use crate::nic::{
-    Offloads, RxFrame, RxRing, Stop, VNET_HDR_F_NEEDS_CSUM, VNET_HDR_GSO_NONE, VNET_HDR_GSO_TCPV4,
-    VNET_HDR_GSO_TCPV6, VnetHdr,
-};
+use crate::nic::{Offloads, RxFrame, RxRing, Stop};
+use crate::window::Ring;
 use crate::window::ring::MIN_CAPACITY;
 
 /// Octets that a flow may deliver before the next one gets its turn.
@@ -36,6 +43,23 @@ enum Turn {
     NoBuffers,
     /// The host's connection broke.
     Broken,
+}
+
+/// A frame with data was sent, or why there is none.
+type Step = Result<(), Turn>;
+
+/// What a flow has to go by in its turn.
+struct Serving<'a> {
+    link: &'a TcpLink,
+    limits: &'a Limits,
+    in_flight: &'a mut u64,
+    ring_bytes: &'a mut u64,
+    scratch: &'a mut Vec<u8>,
+    /// Octets left of the flow's turn.
+    quota: u32,
+    /// Octets left of the burst.
+    budget: &'a mut u32,
+    now: Instant,
 }
 
 impl<H: TcpHost> Flows<H> {
@@ -95,14 +119,8 @@ impl<H: TcpHost> Flows<H> {
             let Some(frame) = RxFrame::reserve(ring, MAX_HEADER) else {
                 return false;
             };
-            emit(
-                frame,
-                &self.link,
-                key,
-                header,
-                NO_PAYLOAD,
-                &mut self.scratch,
-            );
+            let (link, scratch) = (&self.link, &mut self.scratch);
+            emit(frame, link, key, header, Payload::Empty, scratch);
             self.loose.pop_front();
         }
         true
@@ -113,62 +131,22 @@ impl<H: TcpHost> Flows<H> {
             return Turn::Done;
         };
         flow.queued = false;
-        let mut quota = TURN;
-        let turn = loop {
-            let capacity = flow.ring.capacity();
-            let filled = flow.fill_ring(self.ring_bytes < self.limits.rings);
-            self.ring_bytes += (flow.ring.capacity() - capacity) as u64;
-            if filled.is_err() {
-                return Turn::Broken;
-            }
-            let queued = u32::try_from(flow.ring.len()).unwrap_or(u32::MAX);
-            let Some(sender) = flow.conn.sender() else {
-                break Turn::Done;
-            };
-            if flow.eof {
-                sender.close(queued);
-            }
-            let mss = sender.mss();
-            let Some(grant) = sender.grant(queued, frame_room(&self.link, key, mss)) else {
-                if queued > 0 {
-                    sender.blocked(now);
-                }
-                break Turn::Done;
-            };
-            if quota == 0 || *budget == 0 {
-                break Turn::More;
-            }
-            // A flow with nothing in flight may always send one frame, so none starves.
-            if self.in_flight >= self.limits.in_flight
-                && sender.in_flight() > 0
-                && !sender.resends_front()
-            {
-                break Turn::Capped;
-            }
-            let len = grant.len as usize;
-            let Some(frame) = RxFrame::reserve(ring, MAX_HEADER + len) else {
-                break Turn::NoBuffers;
-            };
-            let before = sender.in_flight();
-            let seq = sender.commit(grant, grant.len, now);
-            self.in_flight += u64::from(sender.in_flight() - before);
-            let (ack, window) = flow.conn.acknowledge(flow.tail_len());
-            let last = grant.offset + grant.len == queued;
-            let header = Header {
-                seq,
-                ack,
-                flags: Flags::ACK | if last { Flags::PSH } else { Flags::empty() },
-                window,
-                ..Header::default()
-            };
-            let (front, back) = flow.ring.slices(grant.offset as usize, len);
-            let payload = Payload { front, back, mss };
-            emit(frame, &self.link, key, &header, payload, &mut self.scratch);
-            flow.segments_to_guest += 1;
-            quota = quota.saturating_sub(grant.len);
-            *budget = budget.saturating_sub(grant.len);
+        let mut serving = Serving {
+            link: &self.link,
+            limits: &self.limits,
+            in_flight: &mut self.in_flight,
+            ring_bytes: &mut self.ring_bytes,
+            scratch: &mut self.scratch,
+            quota: TURN,
+            budget,
+            now,
         };
-        if turn == Turn::NoBuffers {
+        let turn = loop {
+            if let Err(turn) = flow.send_data(key, ring, &mut serving) {
+                break turn;
+            }
+        };
+        if matches!(turn, Turn::NoBuffers | Turn::Broken) {
             return turn;
         }
         // SYN/ACK, FIN and the acknowledgments that no data carried.
@@ -179,34 +157,229 @@ impl<H: TcpHost> Flows<H> {
             let Some(header) = flow.conn.poll_control(flow.tail_len(), now) else {
                 break;
             };
-            emit(
-                frame,
-                &self.link,
-                key,
-                &header,
-                NO_PAYLOAD,
-                &mut self.scratch,
-            );
+            let (link, scratch) = (&self.link, &mut self.scratch);
+            emit(frame, link, key, &header, Payload::Empty, scratch);
         }
         turn
     }
 }
 
+impl Serving<'_> {
+    /// What `sender` may send now of `queued` octets at hand, in one frame.
+    fn grant(&self, key: &FlowKey, sender: &Sender, queued: u32) -> Result<Grant, Turn> {
+        let room = frame_room(self.link, key, sender.mss());
+        let grant = sender.grant(queued, room).ok_or(Turn::Done)?;
+        if self.quota == 0 || *self.budget == 0 {
+            return Err(Turn::More);
+        }
+        // A flow with nothing in flight may always send one frame, so none starves.
+        if *self.in_flight >= self.limits.in_flight
+            && sender.in_flight() > 0
+            && !sender.resends_front()
+        {
+            return Err(Turn::Capped);
+        }
+        Ok(grant)
+    }
+}
+
 impl<S: TcpSocket> Flow<S> {
+    /// Sends one frame with data, if there is some and the guest's window allows it.
+    fn send_data(
+        &mut self,
+        key: &FlowKey,
+        ring: &mut dyn RxRing,
+        serving: &mut Serving<'_>,
+    ) -> Step {
+        match &self.window {
+            Window::Ring(_) => self.from_ring(key, ring, serving),
+            Window::Socket(_) => self.from_socket(key, ring, serving),
+        }
+    }
+
+    fn from_ring(
+        &mut self,
+        key: &FlowKey,
+        ring: &mut dyn RxRing,
+        serving: &mut Serving<'_>,
+    ) -> Step {
+        let before = self.window.capacity();
+        let may_grow = *serving.ring_bytes < serving.limits.rings;
+        let filled = self.fill_ring(may_grow);
+        *serving.ring_bytes += self.window.capacity() - before;
+        filled.map_err(|_| Turn::Broken)?;
+
+        let Window::Ring(window) = &self.window else {
+            return Err(Turn::Done);
+        };
+        let queued = u32::try_from(window.len()).unwrap_or(u32::MAX);
+        let sender = self.conn.sender().ok_or(Turn::Done)?;
+        if self.eof {
+            sender.close(queued);
+        }
+        let mss = sender.mss();
+        let grant = match serving.grant(key, sender, queued) {
+            Ok(grant) => grant,
+            Err(turn) => {
+                if turn == Turn::Done && queued > 0 {
+                    sender.blocked(serving.now);
+                }
+                return Err(turn);
+            }
+        };
+        let frame = RxFrame::reserve(ring, MAX_HEADER + grant.len as usize);
+        let frame = frame.ok_or(Turn::NoBuffers)?;
+        let last = grant.offset + grant.len == queued;
+        let header = self
+            .commit(grant, grant.len, last, serving)
+            .ok_or(Turn::Done)?;
+        let Window::Ring(window) = &self.window else {
+            return Err(Turn::Done);
+        };
+        let (front, back) = window.slices(grant.offset as usize, grant.len as usize);
+        let payload = Payload::Slices { front, back, mss };
+        emit(frame, serving.link, key, &header, payload, serving.scratch);
+        Ok(())
+    }
+
+    fn from_socket(
+        &mut self,
+        key: &FlowKey,
+        ring: &mut dyn RxRing,
+        serving: &mut Serving<'_>,
+    ) -> Step {
+        self.window
+            .settle(&mut self.socket)
+            .map_err(|_| Turn::Broken)?;
+        let Window::Socket(peeked) = &mut self.window else {
+            return Err(Turn::Done);
+        };
+        let sender = self.conn.sender().ok_or(Turn::Done)?;
+        // What was sent is there for certain; whether there is more only a peek can tell.
+        let sent = sender.sent();
+        let queued = if self.readable { u32::MAX } else { sent };
+        let mss = sender.mss();
+        let grant = match serving.grant(key, sender, queued) {
+            Ok(grant) => grant,
+            Err(Turn::Done) if self.readable && sent == 0 => {
+                return self.wait_for_window(serving.now);
+            }
+            Err(turn) => return Err(turn),
+        };
+        let asked = peeked.ask(grant.len, mss);
+        let at = header_len(key);
+        let Some(frame) = RxFrame::reserve(ring, at + asked as usize) else {
+            return Err(Turn::NoBuffers);
+        };
+        // The driver may have taken back its promise to finish checksums while this flow goes on.
+        let blind = serving.link.offloads.contains(Offloads::GUEST_CSUM);
+        let (skip, want) = (grant.offset as usize, asked as usize);
+        let got = if blind {
+            self.socket.peek_guest(skip, frame.slices(), at, want)
+        } else {
+            serving.scratch.resize(want, 0);
+            let room = [VolatileSlice::from(&mut serving.scratch[..])];
+            self.socket.peek_guest(skip, &room, 0, want)
+        };
+        let known = grant.offset < sent;
+        let got = match got {
+            Ok(0) if known => return Err(Turn::Broken),
+            Ok(0) => {
+                self.eof = true;
+                self.readable = false;
+                sender.close(grant.offset);
+                return Err(Turn::Done);
+            }
+            Ok(n) => u32::try_from(n).unwrap_or(u32::MAX).min(asked),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !known => {
+                self.readable = false;
+                return Err(Turn::Done);
+            }
+            Err(_) => return Err(Turn::Broken),
+        };
+        peeked.learn(asked, got);
+        if got < asked {
+            // The socket was drained, unless the end is behind it.
+            self.readable = self.read_closed && !self.eof;
+        }
+        let last = got < asked || !self.readable;
+        let header = self.commit(grant, got, last, serving).ok_or(Turn::Done)?;
+        if blind {
+            let len = got as usize;
+            let payload = Payload::InPlace { len, mss };
+            emit(frame, serving.link, key, &header, payload, serving.scratch);
+        } else {
+            let bounce = std::mem::take(serving.scratch);
+            let payload = Payload::Slices {
+                front: &bounce[..got as usize],
+                back: &[],
+                mss,
+            };
+            emit(frame, serving.link, key, &header, payload, serving.scratch);
+            *serving.scratch = bounce;
+        }
+        Ok(())
+    }
+
+    /// Nothing is in flight and the guest's window allows nothing: if there is anything to send, the
+    /// guest is to be asked for its window now and then.
+    fn wait_for_window(&mut self, now: Instant) -> Step {
+        let mut byte = [0];
+        let room = [VolatileSlice::from(&mut byte[..])];
+        let got = self.socket.peek_guest(0, &room, 0, 1);
+        let sender = self.conn.sender().ok_or(Turn::Done)?;
+        match got {
+            Ok(0) => {
+                self.eof = true;
+                self.readable = false;
+                sender.close(0);
+            }
+            Ok(_) => sender.blocked(now),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(_) => return Err(Turn::Broken),
+        }
+        Err(Turn::Done)
+    }
+
+    /// Accounts for `len` octets of `grant` that are about to leave; returns their header.
+    fn commit(
+        &mut self,
+        grant: Grant,
+        len: u32,
+        last: bool,
+        serving: &mut Serving<'_>,
+    ) -> Option<Header> {
+        let sender = self.conn.sender()?;
+        let before = sender.in_flight();
+        let seq = sender.commit(grant, len, serving.now);
+        *serving.in_flight += u64::from(sender.in_flight() - before);
+        serving.quota = serving.quota.saturating_sub(len);
+        *serving.budget = serving.budget.saturating_sub(len);
+        self.segments_to_guest += 1;
+        let (ack, window) = self.conn.acknowledge(self.tail_len());
+        Some(Header {
+            seq,
+            ack,
+            flags: Flags::ACK | if last { Flags::PSH } else { Flags::empty() },
+            window,
+            ..Header::default()
+        })
+    }
+
     /// Reads the socket into the ring while there is something to read and room to put it.
     fn fill_ring(&mut self, may_grow: bool) -> io::Result<()> {
+        let window = self.conn.sender().map_or(0, |sender| sender.window());
+        let Window::Ring(ring) = &mut self.window else {
+            return Ok(());
+        };
         while self.readable && !self.eof {
-            if self.ring.room() == 0 {
-                let window = self.conn.sender().map_or(0, |sender| sender.window());
-                // More than the guest's window can never be in flight.
-                let wanted = self.ring.capacity() < (window as usize).max(1);
-                let allowed = may_grow || self.ring.capacity() < MIN_CAPACITY;
-                if !(wanted && allowed && self.ring.grow()) {
-                    return Ok(());
-                }
+            if ring.room() == 0 && !make_room(ring, window, may_grow) {
+                return Ok(());
             }
-            let room = self.ring.room();
-            match self.ring.fill(|pieces| self.socket.read(pieces)) {
+            let room = ring.room();
+            match ring.fill(|pieces| self.socket.read(pieces)) {
                 Ok(0) => self.eof = true,
                 // A short read drained the socket, unless the end is behind it. (It may also stop at
                 // urgent data; what is behind that waits for the next segment.)
@@ -220,111 +393,9 @@ impl<S: TcpSocket> Flow<S> {
     }
 }
 
-/// Octets of payload that one frame to the guest may carry.
-fn frame_room(link: &TcpLink, key: &FlowKey, mss: u32) -> u32 {
-    let (tso, ip) = if key.guest.is_ipv4() {
-        (Offloads::GUEST_TSO4, IPV4)
-    } else {
-        (Offloads::GUEST_TSO6, IPV6)
-    };
-    if !link.offloads.contains(tso | Offloads::GUEST_CSUM) {
-        return mss;
-    }
-    // The IP packet is at most 65535 bytes; whole segments, so that none ends up short.
-    let most = u32::from(u16::MAX) - u32::try_from(ip + TCP).unwrap_or(60);
-    (most / mss).max(1) * mss
-}
-
-/// The text of a segment: at most two ring slices.
-#[derive(Clone, Copy, Debug)]
-struct Payload<'r> {
-    front: &'r [u8],
-    back: &'r [u8],
-    /// Octets per segment on the link.
-    mss: u32,
-}
-
-const NO_PAYLOAD: Payload<'static> = Payload {
-    front: &[],
-    back: &[],
-    mss: u32::MAX,
-};
-
-impl Payload<'_> {
-    fn len(&self) -> usize {
-        self.front.len() + self.back.len()
-    }
-}
-
-/// Puts header and payload into the reserved frame and hands it to the guest.
-fn emit(
-    mut frame: RxFrame<'_>,
-    link: &TcpLink,
-    key: &FlowKey,
-    header: &Header,
-    payload: Payload<'_>,
-    scratch: &mut Vec<u8>,
-) {
-    let mut encoded = encode(link.macs, key, header, payload.len());
-    let hdr = vnet_hdr(link, key, &encoded, &payload);
-    // With GUEST_CSUM the guest trusts its host, or finishes the sum when it passes the frame on.
-    let complete = hdr.flags & VNET_HDR_F_NEEDS_CSUM == 0;
-    encoded.set_checksum(encoded.pseudo);
-    match link.rx {
-        RxPath::Ring => {
-            if complete {
-                let mut sum = Sum::from_words(0);
-                for part in [encoded.tcp(), payload.front, payload.back] {
-                    sum.add(part);
-                }
-                encoded.set_checksum(sum.finish());
-            }
-            let at = encoded.bytes().len();
-            frame.write(0, encoded.bytes());
-            frame.write(at, payload.front);
-            frame.write(at + payload.front.len(), payload.back);
-        }
-        RxPath::Copy => {
-            scratch.clear();
-            scratch.extend_from_slice(encoded.bytes());
-            scratch.extend_from_slice(payload.front);
-            scratch.extend_from_slice(payload.back);
-            if complete {
-                let mut sum = Sum::from_words(0);
-                sum.add(&scratch[encoded.tcp_at..]);
-                encoded.set_checksum(sum.finish());
-                scratch[..encoded.bytes().len()].copy_from_slice(encoded.bytes());
-            }
-            frame.write(0, scratch);
-        }
-    }
-    frame.finish(&hdr, encoded.bytes().len() + payload.len());
-}
-
-/// What to tell the guest beside the frame (VIRTIO 1.3, 5.1.6.4.1).
-fn vnet_hdr(link: &TcpLink, key: &FlowKey, encoded: &Encoded, payload: &Payload<'_>) -> VnetHdr {
-    if !link.offloads.contains(Offloads::GUEST_CSUM) {
-        return VnetHdr::default();
-    }
-    let gso = payload.len() > payload.mss as usize;
-    VnetHdr {
-        flags: VNET_HDR_F_NEEDS_CSUM,
-        gso_type: match (gso, key.guest.is_ipv4()) {
-            (false, _) => VNET_HDR_GSO_NONE,
-            (true, true) => VNET_HDR_GSO_TCPV4,
-            (true, false) => VNET_HDR_GSO_TCPV6,
-        },
-        gso_size: if gso {
-            saturating_u16(payload.mss as usize)
-        } else {
-            0
-        },
-        hdr_len: saturating_u16(encoded.bytes().len()),
-        csum_start: saturating_u16(encoded.tcp_at),
-        csum_offset: CHECKSUM_OFFSET,
-    }
-}
-
-fn saturating_u16(n: usize) -> u16 {
-    u16::try_from(n).unwrap_or(u16::MAX)
+/// Grows a full ring, as far as the guest's `window` can use it: more can never be in flight.
+fn make_room(ring: &mut Ring, window: u32, may_grow: bool) -> bool {
+    let wanted = ring.capacity() < (window as usize).max(1);
+    let allowed = may_grow || ring.capacity() < MIN_CAPACITY;
+    wanted && allowed && ring.grow()
 }

@@ -174,6 +174,11 @@ impl Sender {
         self.snd_nxt - self.snd_una
     }
 
+    /// Octets that left at least once and are not acknowledged.
+    pub fn sent(&self) -> u32 {
+        self.snd_max - self.snd_una
+    }
+
     /// The guest's window, in octets from `snd_una`.
     pub fn window(&self) -> u32 {
         self.snd_wnd

@@ -127,11 +127,7 @@ fn bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
 
 fn episode(seed: u64) {
     let mut rng = Rng(seed);
-    let rx = if rng.percent(50) {
-        RxPath::Ring
-    } else {
-        RxPath::Copy
-    };
+    let (_, rx) = RxPath::ALL[rng.below(4) as usize];
     let offloads = match rng.below(3) {
         0 => Offloads::empty(),
         1 => Offloads::GUEST_CSUM,

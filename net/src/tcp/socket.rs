@@ -48,6 +48,28 @@ pub trait TcpSocket {
     /// `WouldBlock` when there is nothing, else what ended the connection.
     fn read(&mut self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
 
+    /// Prepares for peeks at offsets. False when the host cannot do them at no cost.
+    fn keep_peek_offset(&mut self) -> bool;
+
+    /// Copies up to `len` bytes, from the one `skip` bytes past the next to be read on, to the room
+    /// that starts `at` bytes into `slices`. They stay unread. 0 is the end of the far end's stream.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn peek_guest(
+        &mut self,
+        skip: usize,
+        slices: &[VolatileSlice<'_>],
+        at: usize,
+        len: usize,
+    ) -> io::Result<usize>;
+
+    /// Reads up to `n` bytes to nowhere; returns how many.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn discard(&mut self, n: usize) -> io::Result<usize>;
+
     /// Writes guest memory, in order; returns how much was taken.
     ///
     /// # Errors

@@ -127,6 +127,36 @@ impl TcpSocket for FakeSocket {
         Ok(n)
     }
 
+    fn keep_peek_offset(&mut self) -> bool {
+        true
+    }
+
+    fn peek_guest(
+        &mut self,
+        skip: usize,
+        slices: &[VolatileSlice<'_>],
+        at: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        let far = self.0.borrow();
+        if let Some(kind) = far.broken {
+            return Err(kind.into());
+        }
+        let bytes: Vec<u8> = far.outgoing.iter().skip(skip).take(len).copied().collect();
+        if bytes.is_empty() && !far.closed {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        crate::nic::write_at(slices, at, &bytes);
+        Ok(bytes.len())
+    }
+
+    fn discard(&mut self, n: usize) -> io::Result<usize> {
+        let mut far = self.0.borrow_mut();
+        let n = n.min(far.outgoing.len());
+        far.outgoing.drain(..n);
+        Ok(n)
+    }
+
     fn write_guest(&mut self, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
         let mut bytes = Vec::new();
         for slice in slices {

@@ -107,7 +107,7 @@ fn net_errors_name_the_culprit() {
         ),
         (
             "user,rx",
-            "--net: `` is not a value for `rx`, expected ring or copy",
+            "--net: `` is not a value for `rx`, expected ring, direct, direct-discard or copy",
         ),
         (
             "user,mac=01:00:00:00:00:00",

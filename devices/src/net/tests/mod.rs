@@ -1,9 +1,11 @@
 //! Tests of the card as a whole, through the driver-side mock.
 
 mod cost;
+mod ctrl;
 mod malformed;
 mod merge;
 mod notify;
+mod offloads;
 mod threads;
 
 use std::collections::VecDeque;
@@ -14,41 +16,47 @@ use net::nic::{Backend, Link, RxRing, Stop, TxBurst, VnetHdr};
 
 /// A backend that a test looks into: what it got, and what it is to deliver.
 #[derive(Default)]
-struct State {
+pub(crate) struct State {
     /// Frames from the guest.
-    taken: Vec<(VnetHdr, Vec<u8>)>,
+    pub(crate) taken: Vec<(VnetHdr, Vec<u8>)>,
     /// Frames to the guest, each with the room to reserve for it.
-    deliver: VecDeque<(VnetHdr, Vec<u8>, usize)>,
+    pub(crate) deliver: VecDeque<(VnetHdr, Vec<u8>, usize)>,
     /// Reserve all frames before the first is filled.
-    batch: bool,
+    pub(crate) batch: bool,
     /// What `configure` was told.
     links: Vec<Link>,
-    resets: usize,
+    /// What `set_offloads` was told.
+    changes: Vec<Link>,
+    pub(crate) resets: usize,
 }
 
 #[derive(Clone, Default)]
-struct Probe(Arc<Mutex<State>>);
+pub(crate) struct Probe(Arc<Mutex<State>>);
 
 impl Probe {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.0.lock().unwrap()
     }
 
-    fn deliver(&self, frame: &[u8]) {
+    pub(crate) fn deliver(&self, frame: &[u8]) {
         self.deliver_from(frame, frame.len());
     }
 
-    fn deliver_from(&self, frame: &[u8], room: usize) {
+    pub(crate) fn deliver_from(&self, frame: &[u8], room: usize) {
         let frame = (VnetHdr::default(), frame.to_vec(), room);
         self.lock().deliver.push_back(frame);
     }
 
-    fn boxed(&self) -> Box<dyn Backend> {
+    pub(crate) fn boxed(&self) -> Box<dyn Backend> {
         Box::new(self.clone())
     }
 }
 
 impl Backend for Probe {
+    fn set_offloads(&mut self, link: &Link) {
+        self.lock().changes.push(*link);
+    }
+
     fn configure(&mut self, link: &Link) {
         self.lock().links.push(*link);
     }
@@ -94,7 +102,7 @@ impl Backend for Probe {
 }
 
 /// `len` bytes, no two neighbours alike.
-fn pattern(len: usize, seed: usize) -> Vec<u8> {
+pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len)
         .map(|i| ((i * 7 + i / 256 + seed) % 255) as u8)
         .collect()

@@ -7,8 +7,9 @@ use crate::net::loopback::Loopback;
 use crate::net::{Net, NetConfig};
 use crate::testing::{Buffer, MockDriver, MockRing};
 use crate::virtio::spec::{
-    F_EVENT_IDX, F_VERSION_1, NET_F_MAC, NET_F_MRG_RXBUF, STATUS_ACKNOWLEDGE, STATUS_DRIVER,
-    STATUS_DRIVER_OK, STATUS_FAILED, STATUS_FEATURES_OK, STATUS_NEEDS_RESET,
+    F_EVENT_IDX, F_VERSION_1, NET_F_CTRL_RX, NET_F_CTRL_VQ, NET_F_MAC, NET_F_MRG_RXBUF,
+    STATUS_ACKNOWLEDGE, STATUS_DRIVER, STATUS_DRIVER_OK, STATUS_FAILED, STATUS_FEATURES_OK,
+    STATUS_NEEDS_RESET,
 };
 use ::net::nic::VnetHdr;
 
@@ -136,6 +137,8 @@ fn identity() {
     m.write(QUEUE_SEL, 1);
     assert_eq!(m.read(QUEUE_SIZE_MAX), 256);
     m.write(QUEUE_SEL, 2);
+    assert_eq!(m.read(QUEUE_SIZE_MAX), 64, "the control queue");
+    m.write(QUEUE_SEL, 3);
     assert_eq!(m.read(QUEUE_SIZE_MAX), 0);
     m.write(QUEUE_SEL, 0x1_0000);
     assert_eq!(m.read(QUEUE_SIZE_MAX), 0, "index is not cut to 16 bits");
@@ -254,6 +257,42 @@ fn a_missing_queue_needs_reset() {
     assert_eq!(m.read(INTERRUPT_STATUS), 0);
     m.start(F_VERSION_1);
     m.echo(b"and it works after all");
+}
+
+#[test]
+fn commands_on_the_control_queue() {
+    let mut m = Machine::new();
+    m.negotiate(F_VERSION_1 | NET_F_CTRL_VQ | NET_F_CTRL_RX);
+    m.set_up_queues();
+    let ring = addresses(&m.driver.ctrl);
+    m.write_queue(2, 64, ring);
+    assert_eq!(m.read(QUEUE_READY), 1);
+    assert_eq!(m.set_status(RUNNING), RUNNING);
+    for (request, want) in [([0, 0, 1], 0), ([9, 9, 1], 1)] {
+        let answer = m.driver.send_command(&request, &[2], false);
+        m.write(QUEUE_NOTIFY, 2);
+        assert_eq!(eventually(|| m.driver.answer(answer)), want);
+    }
+    m.echo(&[3; 64]);
+}
+
+#[test]
+fn a_control_queue_that_was_not_asked_for_is_left_alone() {
+    let mut m = Machine::new();
+    m.negotiate(F_VERSION_1);
+    m.set_up_queues();
+    let ring = addresses(&m.driver.ctrl);
+    m.write_queue(2, 64, ring);
+    assert_eq!(m.set_status(RUNNING), RUNNING);
+    let answer = m.driver.send_command(&[0, 0, 1], &[2], false);
+    m.write(QUEUE_NOTIFY, 2);
+    m.echo(&[3; 64]);
+    assert_eq!(m.driver.answer(answer), None);
+    // And one that was, but is not used, is no harm.
+    assert_eq!(m.set_status(0), 0);
+    m.driver.reset();
+    m.start(F_VERSION_1 | NET_F_CTRL_VQ);
+    m.echo(&[4; 64]);
 }
 
 #[test]
