@@ -154,8 +154,8 @@ impl Bench {
         let port = self.echo.port;
         let holder = station.exec(
             &format!(
-                "xtask agent hold 10.0.2.2:{port} {connections} >hold.txt 2>&1 & echo $!; \
-                 for i in $(seq 200); do grep -qE 'holding|rror' hold.txt && break; \
+                "rm -f hold.txt; xtask agent hold 10.0.2.2:{port} {connections} >hold.txt 2>&1 & echo $!; \
+                 for i in $(seq 200); do grep -qsE 'holding|rror' hold.txt && break; \
                  sleep 0.1; done; cat hold.txt"
             ),
             Duration::from_secs(30),
