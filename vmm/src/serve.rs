@@ -27,8 +27,6 @@ use crate::sys::{self, SignalFd, wait_readable};
 const STATS_SIGNAL: libc::c_int = libc::SIGUSR1;
 /// RX and TX: without them a card does nothing.
 const DATA_RINGS: usize = 2;
-/// What QEMU allows at most.
-const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Serves front-ends until a signal, or with `once` until the first has left.
 ///
@@ -43,8 +41,6 @@ pub fn run(config: &ServeConfig) -> anyhow::Result<Exit> {
     let card = NetConfig {
         mac: config.net.mac,
         mtu: config.net.mtu,
-        // Front-ends choose a size without asking for the largest one.
-        queue_size: MAX_QUEUE_SIZE,
         ..NetConfig::default()
     };
     let net = Net::new(card, make_backend(&config.net)?)?;
