@@ -351,6 +351,12 @@ pub trait Backend: Send {
     /// Does what is due (sockets, timers) and delivers frames to the guest.
     fn receive(&mut self, ring: &mut dyn RxRing, now: Instant) -> Stop;
 
+    /// The burst of the last [`Self::receive`] is visible to the guest: does what it need not wait
+    /// for. True when `receive` has work again.
+    fn after_burst(&mut self) -> bool {
+        false
+    }
+
     /// A descriptor that becomes readable, edge-triggered, when [`Self::receive`] has work.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -145,12 +145,9 @@ fn run(engine: &mut NetEngine, mut poll: Poll, stop: &AtomicBool) -> io::Result<
 
 /// Waits until something happens.
 fn sleep(engine: &NetEngine, poll: &mut Poll, events: &mut Events) -> io::Result<()> {
-    let timeout = match engine.backend().deadline() {
-        Some(deadline) if !engine.is_broken() => {
-            Some(deadline.saturating_duration_since(Instant::now()))
-        }
-        _ => None,
-    };
+    let timeout = engine
+        .deadline()
+        .map(|deadline| deadline.saturating_duration_since(Instant::now()));
     count(&engine.counters().sleeps, 1);
     match poll.poll(events, timeout) {
         Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

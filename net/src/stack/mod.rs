@@ -363,6 +363,10 @@ impl Backend for Stack {
         }
     }
 
+    fn after_burst(&mut self) -> bool {
+        self.tcp.after_burst()
+    }
+
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.host.as_fd())
     }
