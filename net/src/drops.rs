@@ -65,6 +65,13 @@ impl Drops {
         self.0[reason as usize] += 1;
     }
 
+    /// Counts what `other` has counted.
+    pub fn add(&mut self, other: &Self) {
+        for (count, more) in self.0.iter_mut().zip(other.0) {
+            *count += more;
+        }
+    }
+
     /// Drops for `reason` so far.
     pub fn get(&self, reason: DropReason) -> u64 {
         self.0[reason as usize]

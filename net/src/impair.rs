@@ -169,7 +169,7 @@ mod tests {
             state: 5,
             per_million: 500_000,
         };
-        let mut sink = vec![0; 64];
+        let mut sink = [0; 64];
         let mut kinds = VecDeque::new();
         let mut ring = LossyRing {
             inner: &mut inner,

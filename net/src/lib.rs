@@ -3,9 +3,11 @@
 //! ```text
 //!             nic (the seam)        stack                      host
 //!  download   RxRing   <-- emit -- tcp::pump <- window::Ring <- readv     <- TCP socket
-//!             RxRing   <-- deliver -- outbox <- udp, dns, icmp <- recvmmsg <- UDP, ping sockets
+//!             RxRing   <-- udp::pump <- Batch, or straight <- recvmmsg   <- UDP sockets
+//!             RxRing   <-- deliver -- outbox <- dns, icmp <- recv          <- UDP, ping sockets
 //!  upload     TxBurst  --> stack::ingress -> tcp::drain -> sendmsg         -> TCP socket
-//!                                        \-> udp, dns, icmp -> sendmsg    -> UDP, ping sockets
+//!                                        \-> udp::Outgoing -> sendmmsg    -> UDP sockets
+//!                                        \-> dns, icmp -> send            -> UDP, ping sockets
 //!                                         \-> arp, dhcp -> outbox -> RxRing
 //! ```
 //!

@@ -18,9 +18,6 @@ use crate::virtio::spec::{
 };
 use crate::virtio::vring::Vring;
 
-/// Size of the queue. Linux has one command under way at a time, of up to five descriptors.
-pub const CTRL_QUEUE_SIZE: u16 = 64;
-
 /// Commands taken in one call, so that frames get their turn.
 const BURST: u16 = 16;
 

@@ -6,15 +6,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use net::nic::{Backend, Link, Stop, TxBurst};
+use net::nic::{Backend, Link, Offloads, Stop};
 use virtio_queue::Queue;
 use vm_memory::{GuestAddressSpace, VolatileSlice};
 
 use crate::net::counters::{Counters, count};
 use crate::net::ctrl::CtrlQueue;
-use crate::net::features::{GUEST_OFFLOADS, accepted_offloads};
+use crate::net::features::GUEST_OFFLOADS;
 use crate::net::rx::{RxBurst, RxQueue};
-use crate::net::tx::{MAX_FRAME, TxQueue};
+pub use crate::net::scratch::Scratch;
+use crate::net::scratch::recycle;
+use crate::net::tx::TxQueue;
 use crate::virtio::fault::DriverFault;
 use crate::virtio::spec::{F_INDIRECT_DESC, NET_F_CTRL_VQ, NET_F_MRG_RXBUF};
 use crate::virtio::vring::Vring;
@@ -27,33 +29,13 @@ pub const TX_QUEUE: u16 = 1;
 /// Index of the control queue: behind the one pair of the others (VIRTIO 1.3, 5.1.2).
 pub const CTRL_QUEUE: u16 = 2;
 
-/// Buffers that are reused from burst to burst.
-///
-/// Apart from the engine because they hold addresses of guest memory during a burst, and so do not
-/// move between threads; the engine does.
-#[derive(Debug)]
-pub struct Scratch {
-    tx: TxBurst<'static>,
-    rx: Vec<VolatileSlice<'static>>,
-    sink: Box<[u8]>,
-}
-
-impl Default for Scratch {
-    fn default() -> Self {
-        Self {
-            tx: TxBurst::default(),
-            rx: Vec::new(),
-            sink: vec![0; MAX_FRAME].into(),
-        }
-    }
-}
-
 /// A running network card.
 pub struct NetEngine {
     ram: GuestRam,
     rx: RxQueue,
     tx: TxQueue,
     ctrl: Option<CtrlQueue>,
+    features: u64,
     /// What the backend was told last.
     link: Link,
     backend: Box<dyn Backend>,
@@ -68,6 +50,9 @@ pub struct NetParts {
     pub ram: GuestRam,
     /// Features that the driver accepted.
     pub features: u64,
+    /// The offloads to start with: those of `features`, or what the driver had left of them when
+    /// the card was suspended.
+    pub offloads: Offloads,
     /// The receive queue.
     pub rx: ActiveQueue,
     /// The transmit queue.
@@ -92,7 +77,7 @@ impl NetEngine {
         let link = Link {
             guest_mac: parts.guest_mac,
             mtu: parts.mtu,
-            offloads: accepted_offloads(parts.features),
+            offloads: parts.offloads,
         };
         backend.configure(&link);
         let ctrl = parts
@@ -104,6 +89,7 @@ impl NetEngine {
             rx: RxQueue::new(Vring::new(parts.rx.queue, indirect), mergeable),
             tx: TxQueue::new(Vring::new(parts.tx.queue, indirect)),
             ctrl,
+            features: parts.features,
             link,
             backend,
             interrupt: parts.interrupt,
@@ -124,6 +110,16 @@ impl NetEngine {
         let queues = [self.rx.into_vring(), self.tx.into_vring()];
         let ctrl = self.ctrl.map(|ctrl| ctrl.into_vring().into_queue());
         (self.backend, queues.map(Vring::into_queue), ctrl)
+    }
+
+    /// Features that the driver accepted.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// The offloads in use now.
+    pub fn offloads(&self) -> Offloads {
+        self.link.offloads
     }
 
     /// The backend.
@@ -283,10 +279,4 @@ impl NetEngine {
         self.broken = true;
         self.interrupt.needs_reset();
     }
-}
-
-/// An empty vector for another borrow of memory, with the allocation of `slices`.
-fn recycle<'n>(mut slices: Vec<VolatileSlice<'_>>) -> Vec<VolatileSlice<'n>> {
-    slices.clear();
-    slices.into_iter().map(|_| unreachable!()).collect()
 }

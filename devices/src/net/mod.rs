@@ -15,6 +15,7 @@ pub mod features;
 pub mod loopback;
 pub mod null;
 mod rx;
+mod scratch;
 #[cfg(test)]
 pub(crate) mod tests;
 mod tx;
@@ -23,11 +24,10 @@ mod worker;
 use std::io;
 use std::sync::Arc;
 
-use net::nic::Backend;
-use virtio_queue::Queue;
+use net::nic::{Backend, Offloads};
+use virtio_queue::{Queue, QueueT as _};
 
 pub use self::counters::Counters;
-pub use self::ctrl::CTRL_QUEUE_SIZE;
 use self::engine::{CTRL_QUEUE, NetEngine, NetParts, RX_QUEUE, TX_QUEUE};
 pub use self::tx::{MAX_FRAME, TX_BURST};
 use self::worker::Worker;
@@ -78,6 +78,8 @@ pub struct Net {
     // One of the two holds the backend, unless the worker's thread panicked.
     backend: Option<Box<dyn Backend>>,
     worker: Option<Worker>,
+    /// What the driver had made of its offloads when the card was suspended, and its features.
+    changed: Option<(u64, Offloads)>,
 }
 
 impl Net {
@@ -99,10 +101,11 @@ impl Net {
         Ok(Self {
             config,
             features: features::offered_features(backend.offloads()),
-            queue_sizes: [size, size, CTRL_QUEUE_SIZE],
+            queue_sizes: [size; 3],
             counters: Arc::default(),
             backend: Some(backend),
             worker: None,
+            changed: None,
         })
     }
 
@@ -146,9 +149,22 @@ impl Net {
         // A driver that accepted CTRL_VQ and does not use it is no worse off than one that did not.
         let queues = [&rx, &tx].into_iter().chain(&ctrl);
         let kicks = queues.map(|queue| queue.kick.clone()).collect();
+        // A driver that starts anew has not sent a command yet.
+        if ctrl
+            .as_ref()
+            .is_some_and(|ctrl| ctrl.queue.next_avail() == 0)
+        {
+            self.changed = None;
+        }
+        let features = activation.features;
+        let offloads = match self.changed {
+            Some((before, offloads)) if before == features => offloads,
+            _ => features::accepted_offloads(features),
+        };
         let parts = NetParts {
             ram: activation.ram,
-            features: activation.features,
+            features,
+            offloads,
             rx,
             tx,
             ctrl,
@@ -201,6 +217,7 @@ impl VirtioDevice for Net {
     }
 
     fn reset(&mut self) {
+        self.changed = None;
         if let Some(worker) = self.worker.take() {
             self.backend = worker.stop().map(NetEngine::into_backend);
         }
@@ -210,6 +227,7 @@ impl VirtioDevice for Net {
         let Some(engine) = self.worker.take().and_then(Worker::stop) else {
             return Vec::new();
         };
+        self.changed = Some((engine.features(), engine.offloads()));
         let (backend, [rx, tx], ctrl) = engine.into_parts();
         self.backend = Some(backend);
         let ctrl = ctrl.map(|queue| (CTRL_QUEUE, queue));

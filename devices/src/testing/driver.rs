@@ -8,12 +8,16 @@ use net::nic::{Backend, VnetHdr};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::net::Counters;
 use crate::net::engine::{NetEngine, NetParts};
-use crate::net::{CTRL_QUEUE_SIZE, Counters};
+use crate::net::features::accepted_offloads;
 use crate::testing::heap::Heap;
 use crate::testing::ring::{Buffer, DESC_F_WRITE, MockRing};
 use crate::virtio::spec::{F_EVENT_IDX, NET_F_CTRL_VQ, NET_HDR_LEN};
 use crate::virtio::{Activation, ActiveQueue, GuestRam, Interrupt};
+
+/// Size of the mock driver's control queue.
+pub const CTRL_QUEUE_SIZE: u16 = 64;
 
 pub(crate) const RAM_LEN: u64 = 64 << 20;
 const RX_BASE: u64 = 0x10_0000;
@@ -162,6 +166,7 @@ impl MockDriver {
         let parts = NetParts {
             ram: activation.ram,
             features,
+            offloads: accepted_offloads(features),
             rx: queues.next().unwrap(),
             tx: queues.next().unwrap(),
             ctrl: queues.next(),

@@ -13,7 +13,7 @@ mod driver;
 mod heap;
 mod ring;
 
-pub use self::driver::{MockDriver, MockInterrupt, Received};
+pub use self::driver::{CTRL_QUEUE_SIZE, MockDriver, MockInterrupt, Received};
 #[cfg(test)]
 pub(crate) use self::driver::{RAM_LEN, REGION_BORDER};
 pub use self::ring::{Buffer, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, MockRing};

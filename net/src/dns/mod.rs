@@ -32,7 +32,7 @@ use message::Answer;
 
 use crate::drops::DropReason;
 use crate::outbox::Outbox;
-use crate::udp::{Batch, Owner, UdpHost, UdpSocket};
+use crate::udp::{Batch, Owner, Received, UdpHost, UdpSocket};
 use crate::wire::Macs;
 use crate::wire::datagram::{Datagram, frames};
 
@@ -285,7 +285,13 @@ impl<H: UdpHost> Forwarder<H> {
                     Err(_) => continue,
                 }
                 for index in 0..self.batch.len() {
-                    let Some((from, bytes)) = self.batch.datagram(index) else {
+                    // These sockets do not ask for runs: each is one datagram.
+                    let Some(Received {
+                        from,
+                        payload: bytes,
+                        ..
+                    }) = self.batch.run(index)
+                    else {
                         break;
                     };
                     let Some(server) = pending.servers.iter_mut().find(|s| s.is(from)) else {

@@ -54,18 +54,55 @@ pub(crate) fn set_peek_offset(fd: BorrowedFd<'_>, offset: usize) -> io::Result<(
     Ok(())
 }
 
-/// Peeks up to `len` bytes into the room that starts `at` bytes into `slices`, after `skip` bytes that
-/// go nowhere. Returns how many bytes came behind those.
+/// Where a peek starts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum From {
+    /// Where the last one ended: SO_PEEK_OFF is set.
+    Offset,
+    /// After this many bytes of the queue, which go nowhere.
+    Front(usize),
+}
+
+/// Peeks up to `len` bytes into the room that starts `at` bytes into `slices`. Returns how many bytes
+/// came; if they are fewer, there are no more.
 ///
 /// # Errors
 /// What `recvmsg` reports; `WouldBlock` also when there is nothing behind the skipped bytes.
 pub(crate) fn peek_guest(
     fd: BorrowedFd<'_>,
-    skip: usize,
+    from: From,
     slices: &[VolatileSlice<'_>],
     at: usize,
     len: usize,
 ) -> io::Result<usize> {
+    let mut done = 0;
+    loop {
+        let skip = match from {
+            From::Offset => 0,
+            From::Front(skip) => skip + done,
+        };
+        // Short of `len` means that the queue is drained, so no other bound may cause it.
+        match peek_some(fd, skip, slices, at + done, len - done) {
+            Ok((n, room)) => {
+                done += n;
+                if n < room || done == len || n == 0 {
+                    return Ok(done);
+                }
+            }
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// As [`peek_guest`], in one system call; returns also how many bytes it had room for.
+fn peek_some(
+    fd: BorrowedFd<'_>,
+    skip: usize,
+    slices: &[VolatileSlice<'_>],
+    at: usize,
+    len: usize,
+) -> io::Result<(usize, usize)> {
     if skip == 0 {
         return peek(fd, 0, &mut [], slices, at, len);
     }
@@ -84,9 +121,9 @@ fn peek(
     slices: &[VolatileSlice<'_>],
     mut at: usize,
     mut len: usize,
-) -> io::Result<usize> {
+) -> io::Result<(usize, usize)> {
     let mut iovecs = [NOTHING; BATCH];
-    let mut used = 0;
+    let (mut used, asked) = (0, len);
     let skipped = skip;
     while skip > 0 && used < BATCH - 1 {
         let n = skip.min(sink.len());
@@ -136,7 +173,7 @@ fn peek(
         // The end of the stream gives 0 only where there is nothing to skip either.
         Some(0) if skipped > 0 => Err(io::ErrorKind::WouldBlock.into()),
         None => Err(io::ErrorKind::WouldBlock.into()),
-        Some(n) => Ok(n),
+        Some(n) => Ok((n, asked - len)),
     }
 }
 
@@ -171,11 +208,11 @@ mod tests {
         while stream.peek(&mut all).unwrap() < n {}
     }
 
-    fn peeked(stream: &TcpStream, skip: usize, len: usize) -> io::Result<Vec<u8>> {
+    fn peeked(stream: &TcpStream, from: From, len: usize) -> io::Result<Vec<u8>> {
         let mut memory = vec![0; len + 8];
         let (a, b) = memory.split_at_mut(5);
         let slices = [VolatileSlice::from(a), VolatileSlice::from(b)];
-        let n = peek_guest(stream.as_fd(), skip, &slices, 3, len)?;
+        let n = peek_guest(stream.as_fd(), from, &slices, 3, len)?;
         Ok(memory[3..3 + n].to_vec())
     }
 
@@ -184,12 +221,41 @@ mod tests {
         let (near, mut far) = pair();
         far.write_all(b"one two three").unwrap();
         wait_for(&near, 13);
-        assert_eq!(peeked(&near, 4, 3).unwrap(), b"two");
-        assert_eq!(peeked(&near, 8, 64).unwrap(), b"three");
-        let error = peeked(&near, 13, 1).unwrap_err();
+        assert_eq!(peeked(&near, From::Front(4), 3).unwrap(), b"two");
+        assert_eq!(peeked(&near, From::Front(8), 64).unwrap(), b"three");
+        let error = peeked(&near, From::Front(13), 1).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         assert_eq!(discard(near.as_fd(), 4).unwrap(), 4);
-        assert_eq!(peeked(&near, 0, 3).unwrap(), b"two");
+        assert_eq!(peeked(&near, From::Front(0), 3).unwrap(), b"two");
+    }
+
+    /// A short peek means that the queue is empty, however many pieces the room is made of.
+    #[test]
+    fn many_small_pieces_are_filled() {
+        const PIECES: usize = 3 * BATCH;
+        let (near, mut far) = pair();
+        let sent: Vec<u8> = (0..7 * PIECES).map(|i| (i % 251) as u8).collect();
+        far.write_all(&sent).unwrap();
+        wait_for(&near, sent.len());
+        let mut memory = vec![0; sent.len()];
+        let pieces: Vec<_> = memory.chunks_mut(7).map(VolatileSlice::from).collect();
+        for (skip, len) in [
+            (0, sent.len()),
+            (0, 7 * BATCH),
+            (1000, 7 * BATCH + 1),
+            (3, 9999),
+        ] {
+            let n = peek_guest(near.as_fd(), From::Front(skip), &pieces, 0, len).unwrap();
+            assert_eq!(n, len.min(sent.len() - skip));
+            for (at, piece) in pieces.iter().enumerate() {
+                let mut bytes = [0; 7];
+                piece.copy_to(&mut bytes);
+                let (start, end) = (7 * at, (7 * at + 7).min(n));
+                if start < end {
+                    assert_eq!(bytes[..end - start], sent[skip + start..skip + end]);
+                }
+            }
+        }
     }
 
     #[test]
@@ -201,14 +267,14 @@ mod tests {
             return;
         }
         far.write_all(b"one two three").unwrap();
-        while peeked(&near, 0, 4).is_err() {}
+        while peeked(&near, From::Offset, 4).is_err() {}
         set_peek_offset(near.as_fd(), 4).unwrap();
-        assert_eq!(peeked(&near, 0, 4).unwrap(), b"two ");
+        assert_eq!(peeked(&near, From::Offset, 4).unwrap(), b"two ");
         assert_eq!(discard(near.as_fd(), 4).unwrap(), 4);
-        assert_eq!(peeked(&near, 0, 9).unwrap(), b"three");
+        assert_eq!(peeked(&near, From::Offset, 9).unwrap(), b"three");
         drop(far);
-        while peeked(&near, 0, 9).is_err() {}
-        assert_eq!(peeked(&near, 0, 9).unwrap(), b"");
+        while peeked(&near, From::Offset, 9).is_err() {}
+        assert_eq!(peeked(&near, From::Offset, 9).unwrap(), b"");
         assert_eq!(discard(near.as_fd(), 9).unwrap(), 9);
     }
 }

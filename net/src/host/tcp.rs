@@ -9,7 +9,7 @@ use mio::net::TcpStream;
 use socket2::SockRef;
 use vm_memory::VolatileSlice;
 
-use super::peek::{discard, peek_guest, set_peek_offset};
+use super::peek::{From, discard, peek_guest, set_peek_offset};
 use super::send::send_guest;
 use crate::tcp::socket::TcpSocket;
 
@@ -83,11 +83,11 @@ impl TcpSocket for OsTcp {
                     set_peek_offset(fd, skip)?;
                     *offset = skip;
                 }
-                let n = peek_guest(fd, 0, slices, at, len)?;
+                let n = peek_guest(fd, From::Offset, slices, at, len)?;
                 *offset += n;
                 Ok(n)
             }
-            Peek::Skip => peek_guest(fd, skip, slices, at, len),
+            Peek::Skip => peek_guest(fd, From::Front(skip), slices, at, len),
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol};
 
-use super::{Stack, tcp_route};
+use super::{Runs, Stack, tcp_route};
 use crate::drops::DropReason;
 use crate::flow::FlowKey;
 use crate::icmp::echo::{self, Request};
@@ -13,7 +13,7 @@ use crate::nic::TxFrame;
 use crate::policy::{self, Route};
 use crate::tcp::Run;
 use crate::tcp::wire::parse;
-use crate::udp::{GuestDatagram, Payload};
+use crate::udp::{GuestDatagram, Outgoing, Payload};
 use crate::wire::datagram::Datagram;
 use crate::wire::ipv4::{self, Ipv4Head};
 use crate::wire::{ETHERNET, IPV4, Macs, UDP, udp};
@@ -33,12 +33,7 @@ const DNS: u16 = 53;
 /// Copies a payload out of guest memory, up to `limit` bytes.
 fn copy(payload: &Payload<'_, '_>, limit: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
-    payload.for_each_slice(|slice| {
-        let at = bytes.len();
-        let n = slice.len().min(limit - at);
-        bytes.resize(at + n, 0);
-        slice.copy_to(&mut bytes[at..]);
-    });
+    payload.part(0, limit).copy_to(&mut bytes);
     bytes
 }
 
@@ -50,7 +45,7 @@ impl Stack {
     pub(super) fn handle_frame<'m>(
         &mut self,
         frame: &TxFrame<'_, 'm>,
-        run: &mut Run<'m>,
+        runs: &mut Runs<'m>,
         now: Instant,
     ) -> Result<(), DropReason> {
         let mut head = [0; HEAD];
@@ -66,8 +61,8 @@ impl Stack {
                     return Err(DropReason::Spoofed);
                 }
                 match ip.protocol {
-                    IpProtocol::Tcp => self.handle_tcp(&ip, head, frame, run, now),
-                    IpProtocol::Udp => self.handle_udp(&ip, head, frame, now),
+                    IpProtocol::Tcp => self.handle_tcp(&ip, head, frame, &mut runs.tcp, now),
+                    IpProtocol::Udp => self.handle_udp(&ip, head, frame, &mut runs.udp, now),
                     IpProtocol::Icmp => self.handle_icmp(&ip, frame, now),
                     _ => Err(DropReason::Protocol),
                 }
@@ -123,15 +118,17 @@ impl Stack {
         Ok(())
     }
 
-    fn handle_udp(
+    fn handle_udp<'m>(
         &mut self,
         ip: &Ipv4Head,
         head: &[u8],
-        frame: &TxFrame<'_, '_>,
+        frame: &TxFrame<'_, 'm>,
+        run: &mut Outgoing<'m>,
         now: Instant,
     ) -> Result<(), DropReason> {
         let at = ETHERNET + ip.header_len;
         let udp = udp::parse(&head[at..], ip.payload_len)?;
+        let segment = udp::segment(&frame.hdr, udp.payload_len)?;
         let (src, dst) = (ip.src.into(), ip.dst.into());
         if !udp::checksum_holds(frame.slices, &frame.hdr, src, dst, at, &udp) {
             return Err(DropReason::BadTransportHeader);
@@ -151,21 +148,25 @@ impl Stack {
         }
         if dst == self.config.dns && udp.dst_port == DNS {
             self.refresh_resolvers(now);
-            let query = copy(&payload, dns::MAX_QUERY + 1);
-            return self
-                .dns
-                .handle_from_guest(guest, &query, &mut self.host, now);
+            for start in (0..payload.len.max(1)).step_by(segment.max(1)) {
+                let query = copy(&payload.part(start, segment), dns::MAX_QUERY + 1);
+                self.dns
+                    .handle_from_guest(guest, &query, &mut self.host, now)?;
+            }
+            return Ok(());
         }
         let datagram = GuestDatagram {
             guest,
             far,
             hop_limit: ip.hop_limit,
             payload,
+            segment,
         };
         let config = &self.config;
         self.udp.handle_from_guest(
             &datagram,
             |far| crate::udp::route(config, far),
+            run,
             &mut self.host,
             now,
         )

@@ -34,7 +34,7 @@ use crate::outbox::Outbox;
 use crate::tcp::Run;
 pub use crate::tcp::flows::RxPath;
 use crate::tcp::flows::{Flows, Limits, Readiness, Refusal, TcpLink};
-use crate::udp::UdpTable;
+use crate::udp::{Outgoing, UdpLink, UdpTable};
 use crate::wire::Macs;
 
 /// Lease time of the one address. It is the guest's for good; renewals only show that it lives.
@@ -46,7 +46,7 @@ const RESERVED: usize = 2048;
 /// When connections that had to wait at a forward are looked at again.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 
-/// Fillings of the outbox per turn.
+/// Rounds over the datagram protocols per turn.
 const ROUNDS: usize = 4;
 
 /// The stack of one guest.
@@ -70,6 +70,13 @@ pub struct Stack {
     waiting: Vec<usize>,
     retry_accept: Option<Instant>,
     drops: Drops,
+}
+
+/// What of the guest's burst waits for the burst's end.
+#[derive(Debug, Default)]
+struct Runs<'m> {
+    tcp: Run<'m>,
+    udp: Outgoing<'m>,
 }
 
 /// Why a [`Stack`] cannot start.
@@ -213,17 +220,27 @@ impl Stack {
         }
     }
 
-    /// Moves what datagram sockets received through the outbox to the guest, in a bounded number of
-    /// rounds: TCP gets its turn even in a flood.
+    /// Moves what datagram sockets received to the guest, in a bounded number of rounds: TCP gets its
+    /// turn even in a flood.
     fn deliver_datagrams(&mut self, ring: &mut dyn RxRing, now: Instant) -> Stop {
         let (macs, mtu, dns) = (self.macs(), self.link.mtu, self.config.dns.into());
+        let udp = UdpLink {
+            macs,
+            mtu,
+            offloads: self.link.offloads,
+        };
         for _ in 0..ROUNDS {
             let out = &mut self.outbox;
-            let more = self.echo.pump(macs, out)
+            let mut more = self.echo.pump(macs, out)
                 | self.dns.pump(dns, macs, mtu, &mut self.host, out, now)
-                | self.udp.pump(&self.config, macs, mtu, out, now);
+                | self.udp.pump_errors(&self.config, macs, out);
             if !self.outbox.deliver(ring) {
                 return Stop::NoBuffers;
+            }
+            match self.udp.pump(&self.config, &udp, ring, now) {
+                Stop::Idle => {}
+                Stop::Yield => more = true,
+                Stop::NoBuffers => return Stop::NoBuffers,
             }
             if !more {
                 return Stop::Idle;
@@ -296,7 +313,12 @@ fn tcp_link(config: &Config, link: &Link, rx: RxPath) -> TcpLink {
 
 impl Backend for Stack {
     fn offloads(&self) -> Offloads {
-        Offloads::CSUM | Offloads::GUEST_CSUM | Offloads::GUEST_TSO4 | Offloads::HOST_TSO4
+        Offloads::CSUM
+            | Offloads::GUEST_CSUM
+            | Offloads::GUEST_TSO4
+            | Offloads::HOST_TSO4
+            | Offloads::GUEST_USO4
+            | Offloads::HOST_USO
     }
 
     /// Flows live on: each frame asks the link anew what it may leave to the guest, so this is also
@@ -311,13 +333,14 @@ impl Backend for Stack {
     }
 
     fn transmit(&mut self, burst: &TxBurst<'_>, now: Instant) {
-        let mut run = Run::default();
+        let mut runs = Runs::default();
         for frame in burst.iter() {
-            if let Err(reason) = self.handle_frame(&frame, &mut run, now) {
+            if let Err(reason) = self.handle_frame(&frame, &mut runs, now) {
                 self.drops.count(reason);
             }
         }
-        self.tcp.end_run(&mut run, now);
+        self.tcp.end_run(&mut runs.tcp, now);
+        self.udp.end_run(&mut runs.udp, &mut self.drops);
     }
 
     fn receive(&mut self, ring: &mut dyn RxRing, now: Instant) -> Stop {

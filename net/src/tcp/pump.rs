@@ -4,8 +4,8 @@
 //! without data is sent, and the flow goes back in line if there is more. A frame's text comes
 //!
 //! ```text
-//! Window::Ring    socket --read--> ring --slices--> frame    (from_ring)
-//! Window::Socket  socket --peek-------------------> frame    (from_socket)
+//! Window::Ring    socket --read--> ring --slices--> frame    (send_from_ring)
+//! Window::Socket  socket --peek-------------------> frame    (send_from_socket)
 //! ```
 
 use std::io;
@@ -192,12 +192,12 @@ impl<S: TcpSocket> Flow<S> {
         serving: &mut Serving<'_>,
     ) -> Step {
         match &self.window {
-            Window::Ring(_) => self.from_ring(key, ring, serving),
-            Window::Socket(_) => self.from_socket(key, ring, serving),
+            Window::Ring(_) => self.send_from_ring(key, ring, serving),
+            Window::Socket(_) => self.send_from_socket(key, ring, serving),
         }
     }
 
-    fn from_ring(
+    fn send_from_ring(
         &mut self,
         key: &FlowKey,
         ring: &mut dyn RxRing,
@@ -227,7 +227,7 @@ impl<S: TcpSocket> Flow<S> {
                 return Err(turn);
             }
         };
-        let frame = RxFrame::reserve(ring, MAX_HEADER + grant.len as usize);
+        let frame = RxFrame::reserve(ring, header_len(key) + grant.len as usize);
         let frame = frame.ok_or(Turn::NoBuffers)?;
         let last = grant.offset + grant.len == queued;
         let header = self
@@ -242,7 +242,7 @@ impl<S: TcpSocket> Flow<S> {
         Ok(())
     }
 
-    fn from_socket(
+    fn send_from_socket(
         &mut self,
         key: &FlowKey,
         ring: &mut dyn RxRing,
@@ -293,7 +293,9 @@ impl<S: TcpSocket> Flow<S> {
             Ok(n) => u32::try_from(n).unwrap_or(u32::MAX).min(asked),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && !known => {
-                self.readable = false;
+                // Without SO_PEEK_OFF the end shows only once nothing is in flight ahead of it, and
+                // no event comes for that.
+                self.readable = self.read_closed;
                 return Err(Turn::Done);
             }
             Err(_) => return Err(Turn::Broken),

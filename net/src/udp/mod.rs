@@ -8,10 +8,17 @@
 //! REQ-8), or if the socket belongs to a forward.
 //!
 //! ```text
-//!  guest datagram --handle_from_guest--> flow by guest end --send--> host socket (from guest memory)
-//!  host event ----handle_event--> ready list --pump--> receive a batch --> frames in the outbox
-//!                                                  \-> error queue ----> ICMP errors in the outbox
+//!  guest datagram --handle_from_guest--> flow by guest end --> Outgoing, payload in guest memory
+//!  end of burst --end_run--> one send per flow ----------------------> host socket
+//!  host event --handle_event--> ready list --pump--> receive a batch --> RX ring
+//!                                                \-> error queue --pump_errors--> outbox
 //! ```
+//!
+//! Runs of datagrams of one length stay together all the way. From the guest they come as frames
+//! (HOST_USO), or are found in a burst, and leave as one message (UDP_SEGMENT). From the host they come
+//! as one message (UDP_GRO); the guest gets them as one frame if it can (GUEST_USO4), else cut.
+//! A socket whose runs are long, for such a guest, is read straight into the guest's descriptors;
+//! others are read in batches, which are copied once.
 //!
 //! Nothing is buffered here beyond one batch: when the guest does not take frames, datagrams wait in
 //! their sockets, and it is the kernel that drops what is too much.
@@ -20,6 +27,7 @@
 //! says which peer they are about.
 
 mod batch;
+mod outgoing;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -29,9 +37,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use vm_memory::VolatileSlice;
 
-pub use batch::Batch;
+pub use batch::{Batch, Entry, Received};
 pub(crate) use batch::{DATAGRAMS, ROOM};
-pub use table::{MAX_FLOWS, MAX_PEERS, ONE_WAY, TWO_WAY, UdpTable};
+pub use outgoing::{MAX_RUN, MAX_SEGMENTS, Message, Outgoing};
+pub use table::{MAX_FLOWS, MAX_PEERS, ONE_WAY, TWO_WAY, UdpLink, UdpTable};
 
 use crate::config::Config;
 use crate::drops::DropReason;
@@ -49,9 +58,29 @@ pub struct Payload<'a, 'm> {
     pub len: usize,
 }
 
-impl Payload<'_, '_> {
+impl<'m> Payload<'_, 'm> {
+    /// The `len` bytes of it that start `at` bytes into it.
+    #[must_use]
+    pub fn part(&self, at: usize, len: usize) -> Self {
+        let at = at.min(self.len);
+        Self {
+            frame: self.frame,
+            at: self.at + at,
+            len: len.min(self.len - at),
+        }
+    }
+
+    /// Appends its bytes to `bytes`.
+    pub fn copy_to(&self, bytes: &mut Vec<u8>) {
+        self.for_each_slice(|slice| {
+            let at = bytes.len();
+            bytes.resize(at + slice.len(), 0);
+            slice.copy_to(&mut bytes[at..]);
+        });
+    }
+
     /// Calls `visit` with the pieces of the payload in order. Empty pieces are left out.
-    pub fn for_each_slice(&self, mut visit: impl FnMut(VolatileSlice<'_>)) {
+    pub fn for_each_slice(&self, mut visit: impl FnMut(VolatileSlice<'m>)) {
         let (mut skip, mut left) = (self.at, self.len);
         for slice in self.frame {
             let from = skip.min(slice.len());
@@ -67,7 +96,7 @@ impl Payload<'_, '_> {
     }
 }
 
-/// A datagram from the guest, with headers that were found good.
+/// A datagram from the guest, or a run of them in one frame, with headers that were found good.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestDatagram<'a, 'm> {
     /// The guest's end.
@@ -78,6 +107,9 @@ pub struct GuestDatagram<'a, 'm> {
     pub hop_limit: u8,
     /// What it carries.
     pub payload: Payload<'a, 'm>,
+    /// Bytes of payload in each datagram of a run, but the last, which may have fewer; for a single
+    /// datagram at least the length of the payload.
+    pub segment: usize,
 }
 
 /// Why a datagram may not leave, and what the guest is told.
@@ -151,27 +183,53 @@ pub trait UdpHost {
 
 /// An unconnected UDP socket. No call blocks.
 pub trait UdpSocket {
-    /// Sends one datagram, straight from guest memory.
+    /// Sends datagrams in order, straight from guest memory. Returns how many messages were taken, at
+    /// least one.
     ///
     /// # Errors
-    /// What the host reports; a pending error of an earlier datagram is reported instead of sending.
-    fn send(&mut self, to: SocketAddr, payload: &Payload<'_, '_>) -> io::Result<()>;
+    /// What the host reports about the first; a pending error of an earlier datagram is reported
+    /// instead of sending.
+    fn send(&mut self, messages: &[Message<'_, '_>]) -> io::Result<usize>;
+
+    /// True when a [`Message`] may hold several datagrams.
+    fn takes_runs(&self) -> bool;
 
     /// Sends one datagram of our own.
     ///
     /// # Errors
-    /// As [`Self::send`].
+    /// What the host reports; a pending error of an earlier datagram is reported instead of sending.
     fn send_bytes(&mut self, to: SocketAddr, payload: &[u8]) -> io::Result<()>;
 
     /// Sets the hops that later datagrams may take; at least 1.
     fn set_hop_limit(&mut self, hops: u8);
 
-    /// Replaces what is in `batch` by as many datagrams as are there and fit.
+    /// Replaces what is in `batch` by as many runs as are there and fit.
     ///
     /// # Errors
     /// `WouldBlock` when there are none; a pending error of an earlier datagram.
     fn receive(&mut self, batch: &mut Batch) -> io::Result<()>;
 
+    /// Receives the next run straight into guest memory. What does not fit into `room` is lost.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    fn receive_into(&mut self, room: &Payload<'_, '_>) -> io::Result<Entry>;
+
     /// Takes the next entry of the error queue.
     fn take_error(&mut self) -> Option<SocketError>;
+}
+
+/// True for the errors that a socket keeps from an earlier datagram and reports once.
+fn is_about_the_past(failure: &io::Error) -> bool {
+    matches!(
+        failure.raw_os_error(),
+        Some(
+            libc::ECONNREFUSED
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EPROTO
+                | libc::ENOPROTOOPT
+                | libc::EMSGSIZE
+        )
+    )
 }

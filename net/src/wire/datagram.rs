@@ -1,16 +1,25 @@
-//! UDP datagrams to the guest, in fragments when they are longer than the link takes (RFC 791, 3.2).
+//! UDP datagrams to the guest, in fragments when they are longer than the link takes (RFC 791, 3.2), or
+//! many in one frame when the guest takes them apart itself.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use smoltcp::wire::{IpProtocol, checksum};
 
 use super::ipv4::{self, Place};
 use super::{ETHERNET, IPV4, Macs, UDP};
 use crate::checksum::Sum;
+use crate::nic::{
+    RxFrame, RxRing, VNET_HDR_F_NEEDS_CSUM, VNET_HDR_GSO_NONE, VNET_HDR_GSO_UDP_L4, VnetHdr,
+};
 use crate::outbox::Outbox;
 
 /// Longest payload of a datagram in bytes: what an IPv4 packet holds.
 pub const MAX_PAYLOAD: usize = 65535 - IPV4 - UDP;
+
+/// Bytes of the headers of a frame that starts a datagram.
+pub(crate) const HEADERS: usize = ETHERNET + IPV4 + UDP;
+/// Where the checksum field is in a UDP header.
+pub(crate) const CHECKSUM_OFFSET: u16 = 6;
 
 /// A datagram to the guest.
 #[derive(Clone, Copy, Debug)]
@@ -29,14 +38,40 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
+/// What is left to the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// Nothing: the frames are as they would be on a wire.
+    Nothing,
+    /// The checksum, unless the datagram is fragmented.
+    Checksum,
+    /// To take the payload apart into datagrams of this many bytes each, the last one at most.
+    Run(u16),
+}
+
+/// One frame of a datagram. Its headers lie apart from the payload, which stays where it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    hdr: VnetHdr,
+    head: [u8; HEADERS],
+    head_len: usize,
+    payload: &'a [u8],
+    /// What follows it in the datagram starts here; `None` when it is the last.
+    pub next: Option<usize>,
+}
+
 /// Frames that a datagram with `payload_len` bytes takes on a link with `mtu`.
 pub fn frames(payload_len: usize, mtu: u16) -> usize {
-    let len = UDP + payload_len;
-    if IPV4 + len <= usize::from(mtu) {
+    if fits(payload_len, mtu) {
         1
     } else {
-        len.div_ceil(fragment_len(mtu))
+        (UDP + payload_len).div_ceil(fragment_len(mtu))
     }
+}
+
+/// True when a datagram with `payload_len` bytes is one frame on a link with `mtu`.
+pub fn fits(payload_len: usize, mtu: u16) -> bool {
+    IPV4 + UDP + payload_len <= usize::from(mtu)
 }
 
 /// Bytes of IP payload in every fragment but the last: a multiple of 8.
@@ -44,68 +79,189 @@ fn fragment_len(mtu: u16) -> usize {
     (usize::from(mtu.max(68)) - IPV4) & !7
 }
 
-impl Datagram<'_> {
+impl<'a> Datagram<'a> {
     /// Queues the datagram's frames. False, and nothing queued, when it cannot be told to the guest:
     /// its ends are of different families or it is too long. `out` must have room for [`frames`].
     pub fn push(&self, out: &mut Outbox) -> bool {
-        let (SocketAddr::V4(from), SocketAddr::V4(to)) = (self.from, self.to) else {
-            return false;
-        };
-        if self.payload.len() > MAX_PAYLOAD {
-            return false;
-        }
-        let header = self.header();
-        let len = UDP + self.payload.len();
-        let step = if IPV4 + len <= usize::from(self.mtu) {
-            len
-        } else {
-            fragment_len(self.mtu)
-        };
-        for start in (0..len).step_by(step) {
-            let end = len.min(start + step);
-            let place = Place {
-                ident: self.ident,
-                // Bounded by MAX_PAYLOAD.
-                offset: u16::try_from(start).unwrap_or(u16::MAX),
-                more: end < len,
+        let mut next = Some(0);
+        while let Some(start) = next {
+            let Some(part) = self.frame(start, Finish::Nothing) else {
+                return false;
             };
             out.push(|frame| {
-                frame.resize(ETHERNET + IPV4, 0);
-                if start == 0 {
-                    frame.extend_from_slice(&header);
-                }
-                let part = start.max(UDP) - UDP..end - UDP;
-                frame.extend_from_slice(&self.payload[part]);
-                let (src, dst) = (*from.ip(), *to.ip());
-                ipv4::write(frame, self.macs, src, dst, IpProtocol::Udp, place);
+                frame.extend_from_slice(part.head());
+                frame.extend_from_slice(part.payload);
             });
+            next = part.next;
         }
         true
     }
 
-    /// The UDP header, with the checksum of the whole datagram.
-    fn header(&self) -> [u8; UDP] {
-        let len = UDP + self.payload.len();
-        let mut header = [0; UDP];
-        header[..2].copy_from_slice(&self.from.port().to_be_bytes());
-        header[2..4].copy_from_slice(&self.to.port().to_be_bytes());
-        let field = u16::try_from(len).unwrap_or(u16::MAX);
-        header[4..6].copy_from_slice(&field.to_be_bytes());
-        let mut sum = Sum::from_words(checksum::pseudo_header(
-            &self.from.ip().into(),
-            &self.to.ip().into(),
-            IpProtocol::Udp,
-            u32::from(field),
-        ));
-        sum.add(&header);
-        sum.add(self.payload);
-        // A sum of zero would mean that there is none (RFC 768).
-        let field = match sum.finish() {
-            0 => u16::MAX,
-            sum => sum,
+    /// The frame at `start`: 0, or what [`Frame::next`] of the one before said. `None` when the
+    /// datagram cannot be told to the guest.
+    pub fn frame(&self, start: usize, finish: Finish) -> Option<Frame<'a>> {
+        let (SocketAddr::V4(from), SocketAddr::V4(to)) = (self.from, self.to) else {
+            return None;
         };
-        header[6..].copy_from_slice(&field.to_be_bytes());
-        header
+        let len = UDP + self.payload.len();
+        if self.payload.len() > MAX_PAYLOAD || start >= len {
+            return None;
+        }
+        let whole = fits(self.payload.len(), self.mtu) || matches!(finish, Finish::Run(_));
+        let end = if whole {
+            len
+        } else {
+            len.min(start + fragment_len(self.mtu))
+        };
+        let place = Place {
+            ident: self.ident,
+            // Bounded by MAX_PAYLOAD.
+            offset: u16::try_from(start).unwrap_or(u16::MAX),
+            more: end < len,
+        };
+        let finish = if whole { finish } else { Finish::Nothing };
+        let mut head = [0; HEADERS];
+        let mut head_len = ETHERNET + IPV4;
+        if start == 0 {
+            let summed = (finish == Finish::Nothing).then_some(self.payload);
+            write_udp(
+                &mut head[head_len..],
+                self.from,
+                self.to,
+                self.payload.len(),
+                summed,
+            );
+            head_len += UDP;
+        }
+        let ip_len = IPV4 + end - start;
+        let (src, dst): (Ipv4Addr, Ipv4Addr) = (*from.ip(), *to.ip());
+        ipv4::write_header(
+            &mut head,
+            ip_len,
+            self.macs,
+            src,
+            dst,
+            IpProtocol::Udp,
+            place,
+        );
+        Some(Frame {
+            hdr: vnet_hdr(finish),
+            head,
+            head_len,
+            payload: &self.payload[start.max(UDP) - UDP..end - UDP],
+            next: (end < len).then_some(end),
+        })
+    }
+}
+
+/// Completes a frame whose payload, `len` bytes, already lies [`HEADERS`] into `room`, and hands it to
+/// the guest. Its checksum is left to the guest, whatever `finish` says. Gives the room back when the
+/// guest cannot be told.
+pub(crate) fn finish_in_place(
+    mut room: RxFrame<'_>,
+    macs: Macs,
+    (from, to): (SocketAddr, SocketAddr),
+    ident: u16,
+    len: usize,
+    finish: Finish,
+) {
+    let (SocketAddr::V4(src), SocketAddr::V4(dst)) = (from, to) else {
+        return;
+    };
+    let finish = match finish {
+        Finish::Nothing => Finish::Checksum,
+        finish => finish,
+    };
+    let mut head = [0; HEADERS];
+    write_udp(&mut head[ETHERNET + IPV4..], from, to, len, None);
+    ipv4::write_header(
+        &mut head,
+        IPV4 + UDP + len,
+        macs,
+        *src.ip(),
+        *dst.ip(),
+        IpProtocol::Udp,
+        Place {
+            ident,
+            ..Place::default()
+        },
+    );
+    room.write(0, &head);
+    room.finish(&vnet_hdr(finish), HEADERS + len);
+}
+
+/// Writes the UDP header of a datagram with `len` bytes of payload. The checksum is over that, if it is
+/// given; without, it is only started, for the guest to finish.
+fn write_udp(
+    header: &mut [u8],
+    from: SocketAddr,
+    to: SocketAddr,
+    len: usize,
+    payload: Option<&[u8]>,
+) {
+    header[..2].copy_from_slice(&from.port().to_be_bytes());
+    header[2..4].copy_from_slice(&to.port().to_be_bytes());
+    // Also of a run: the guest puts in the length of each datagram, and corrects the sum.
+    let field = u16::try_from(UDP + len).unwrap_or(u16::MAX);
+    header[4..6].copy_from_slice(&field.to_be_bytes());
+    header[6..8].fill(0);
+    let mut sum = Sum::from_words(checksum::pseudo_header(
+        &from.ip().into(),
+        &to.ip().into(),
+        IpProtocol::Udp,
+        u32::from(field),
+    ));
+    let field = match payload {
+        None => sum.partial(),
+        Some(payload) => {
+            sum.add(&header[..UDP]);
+            sum.add(payload);
+            // A sum of zero would mean that there is none (RFC 768).
+            match sum.finish() {
+                0 => u16::MAX,
+                sum => sum,
+            }
+        }
+    };
+    header[6..8].copy_from_slice(&field.to_be_bytes());
+}
+
+/// What to tell the guest beside a frame (VIRTIO 1.3, 5.1.6.4.1).
+fn vnet_hdr(finish: Finish) -> VnetHdr {
+    let (gso_type, gso_size) = match finish {
+        Finish::Nothing => return VnetHdr::default(),
+        Finish::Checksum => (VNET_HDR_GSO_NONE, 0),
+        Finish::Run(segment) => (VNET_HDR_GSO_UDP_L4, segment),
+    };
+    VnetHdr {
+        flags: VNET_HDR_F_NEEDS_CSUM,
+        gso_type,
+        hdr_len: HEADERS as u16,
+        gso_size,
+        csum_start: (ETHERNET + IPV4) as u16,
+        csum_offset: CHECKSUM_OFFSET,
+    }
+}
+
+impl Frame<'_> {
+    /// Bytes of the frame.
+    pub(crate) fn len(&self) -> usize {
+        self.head_len + self.payload.len()
+    }
+
+    fn head(&self) -> &[u8] {
+        &self.head[..self.head_len]
+    }
+
+    /// Writes it to the guest. False when the guest has no buffers for it.
+    pub fn deliver(&self, ring: &mut dyn RxRing) -> bool {
+        let Some(mut room) = RxFrame::reserve(ring, self.len()) else {
+            return false;
+        };
+        room.write(0, self.head());
+        room.write(self.head_len, self.payload);
+        room.finish(&self.hdr, self.len());
+        true
     }
 }
 

@@ -77,12 +77,27 @@ pub(crate) fn write(
     protocol: IpProtocol,
     place: Place,
 ) {
-    let len = u16::try_from(frame.len() - ETHERNET).unwrap_or(u16::MAX);
-    let mut ethernet = EthernetFrame::new_unchecked(&mut *frame);
+    let len = frame.len() - ETHERNET;
+    write_header(frame, len, macs, src, dst, protocol, place);
+}
+
+/// As [`write`], for a payload that lies elsewhere: `head` has room for the headers, and `len` is the
+/// length of the whole IP packet.
+pub(crate) fn write_header(
+    head: &mut [u8],
+    len: usize,
+    macs: Macs,
+    src: Ipv4Addr,
+    dst: Ipv4Addr,
+    protocol: IpProtocol,
+    place: Place,
+) {
+    let len = u16::try_from(len).unwrap_or(u16::MAX);
+    let mut ethernet = EthernetFrame::new_unchecked(&mut *head);
     ethernet.set_src_addr(EthernetAddress(macs.gateway));
     ethernet.set_dst_addr(EthernetAddress(macs.guest));
     ethernet.set_ethertype(EthernetProtocol::Ipv4);
-    let mut ip = Ipv4Packet::new_unchecked(&mut frame[ETHERNET..]);
+    let mut ip = Ipv4Packet::new_unchecked(&mut head[ETHERNET..]);
     ip.set_version(4);
     ip.set_header_len(20);
     ip.set_dscp(0);

@@ -6,9 +6,13 @@ use smoltcp::wire::{IpProtocol, UdpPacket, checksum};
 use vm_memory::VolatileSlice;
 
 use super::UDP;
+use super::datagram::CHECKSUM_OFFSET;
 use crate::checksum::Sum;
 use crate::drops::DropReason;
-use crate::nic::{VNET_HDR_F_DATA_VALID, VNET_HDR_F_NEEDS_CSUM, VnetHdr};
+use crate::nic::{
+    VNET_HDR_F_DATA_VALID, VNET_HDR_F_NEEDS_CSUM, VNET_HDR_GSO_NONE, VNET_HDR_GSO_UDP_L4, VnetHdr,
+};
+use crate::udp::MAX_RUN;
 
 /// A datagram whose header was found good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +49,27 @@ pub fn parse(head: &[u8], len: usize) -> Result<UdpHead, DropReason> {
     })
 }
 
-/// True unless the guest finished the checksum and got it wrong (RFC 1122, 4.1.3.4).
+/// Bytes of payload in each datagram of the frame but the last, by what the guest says beside it: for
+/// a frame that is no run, the length of its payload.
+///
+/// # Errors
+/// It is no frame of datagrams, a datagram would be empty, or there would be more than [`MAX_RUN`].
+pub fn segment(hdr: &VnetHdr, payload_len: usize) -> Result<usize, DropReason> {
+    match hdr.gso_type {
+        VNET_HDR_GSO_NONE => Ok(payload_len),
+        VNET_HDR_GSO_UDP_L4 if hdr.gso_size > 0 => {
+            let size = usize::from(hdr.gso_size);
+            if payload_len.div_ceil(size) > MAX_RUN {
+                return Err(DropReason::BadTransportHeader);
+            }
+            Ok(size)
+        }
+        _ => Err(DropReason::BadTransportHeader),
+    }
+}
+
+/// True unless the guest finished the checksum and got it wrong (RFC 1122, 4.1.3.4), or left it to us
+/// to put one elsewhere than in the UDP header.
 ///
 /// `at` is where the UDP header starts in the frame made of `slices`. A frame that leaves the sum to
 /// us carries only that of the pseudo header, and one that vouches for its sum is believed: a wrong
@@ -58,7 +82,10 @@ pub fn checksum_holds(
     at: usize,
     head: &UdpHead,
 ) -> bool {
-    if head.checksum == 0 || hdr.flags & (VNET_HDR_F_NEEDS_CSUM | VNET_HDR_F_DATA_VALID) != 0 {
+    if hdr.flags & VNET_HDR_F_NEEDS_CSUM != 0 {
+        return usize::from(hdr.csum_start) == at && hdr.csum_offset == CHECKSUM_OFFSET;
+    }
+    if head.checksum == 0 || hdr.flags & VNET_HDR_F_DATA_VALID != 0 {
         return true;
     }
     let len = UDP + head.payload_len;
@@ -138,14 +165,51 @@ mod tests {
             assert!(!holds(&mut frame, &plain, &head), "split at {split}");
             let partial = VnetHdr {
                 flags: VNET_HDR_F_NEEDS_CSUM,
+                csum_start: 14,
+                csum_offset: 6,
                 ..plain
             };
             assert!(holds(&mut frame, &partial, &head));
+            for (csum_start, csum_offset) in [(0, 6), (13, 6), (14, 0), (14, 16), (65535, 65535)] {
+                let lie = VnetHdr {
+                    csum_start,
+                    csum_offset,
+                    ..partial
+                };
+                assert!(!holds(&mut frame, &lie, &head));
+            }
             let none = UdpHead {
                 checksum: 0,
                 ..head
             };
             assert!(holds(&mut frame, &plain, &none));
+        }
+    }
+
+    #[test]
+    fn runs_are_believed_within_bounds() {
+        let run = |gso_size, len| {
+            let hdr = VnetHdr {
+                gso_type: VNET_HDR_GSO_UDP_L4,
+                gso_size,
+                ..VnetHdr::default()
+            };
+            segment(&hdr, len).ok()
+        };
+        assert_eq!(segment(&VnetHdr::default(), 1472), Ok(1472));
+        assert_eq!(run(1472, 65507), Some(1472));
+        assert_eq!(run(2000, 1472), Some(2000));
+        assert_eq!(run(1, MAX_RUN), Some(1));
+        assert_eq!(run(1, MAX_RUN + 1), None);
+        assert_eq!(run(1, 65507), None);
+        assert_eq!(run(0, 1472), None);
+        for gso_type in [1, 3, 4, 0x80, 0x85] {
+            let hdr = VnetHdr {
+                gso_type,
+                gso_size: 1000,
+                ..VnetHdr::default()
+            };
+            assert!(segment(&hdr, 1472).is_err(), "type {gso_type}");
         }
     }
 

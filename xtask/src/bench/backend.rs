@@ -62,9 +62,7 @@ impl Programs {
                 command
                     .args(["--vhost-user", "-f", "-4", "--no-dhcp-dns", "-D", "none"])
                     .args(["-a", "10.0.2.15", "-n", "24", "-g", "10.0.2.2", "-i", "lo"])
-                    .args(["--map-host-loopback", "10.0.2.2", "-m"])
-                    .arg(subject.mtu.to_string())
-                    .arg("-s")
+                    .args(["--map-host-loopback", "10.0.2.2", "-s"])
                     .arg(&socket);
                 (command, None)
             }

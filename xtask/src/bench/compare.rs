@@ -2,11 +2,18 @@
 
 use serde::Serialize;
 
-use super::calibrate::MAX_DRIFT;
+use super::calibrate::{MAX_DRIFT, MAX_TAKEN};
 use super::measure::Sample;
 use super::session::Session;
 use super::stats::{Estimate, median};
 use super::workload::Workload;
+
+/// Runs of one subject that differ by more than this are a sign of stalls.
+const ERRATIC: f64 = 4.0;
+
+/// Fewer values than these have no interval that holds their median in 95 of 100 cases: the widest,
+/// from the least to the greatest of `n`, misses it in `2 / 2^n`.
+const MIN_PAIRS: usize = 6;
 
 /// How B does beside A in one workload.
 #[derive(Clone, Debug, Serialize)]
@@ -46,7 +53,7 @@ impl Comparison {
             cpu_b: middle(b, cpu),
             cpu_ratio: Estimate::of(&session.ratios(a, b, workload, cpu)),
             verdict: verdict(ratio, workload.more_is_better()),
-            doubts: doubts(ratio, session.drift(workload)),
+            doubts: doubts(session, a, b, workload, ratio),
             ratio,
         }
     }
@@ -57,6 +64,9 @@ fn verdict(ratio: Option<Estimate>, more_is_better: bool) -> String {
     let Some(ratio) = ratio else {
         return "not measured".to_owned();
     };
+    if ratio.count < MIN_PAIRS {
+        return format!("too few pairs to tell ({} of {MIN_PAIRS})", ratio.count);
+    }
     let percent = |ratio: f64| 100.0 * (ratio - 1.0);
     let (low, high) = (percent(ratio.low), percent(ratio.high));
     let middle = percent(ratio.median).abs();
@@ -77,18 +87,48 @@ fn verdict(ratio: Option<Estimate>, more_is_better: bool) -> String {
     format!("{words} {middle:.0}% ({near:.0}..{far:.0})")
 }
 
-fn doubts(ratio: Option<Estimate>, drift: f64) -> Vec<String> {
-    let mut doubts = Vec::new();
-    if drift > MAX_DRIFT {
-        doubts.push(format!("the machine's speed varied x{drift:.2}"));
+/// Why `ratio` should not be relied on.
+fn doubts(
+    session: &Session,
+    a: usize,
+    b: usize,
+    workload: Workload,
+    ratio: Option<Estimate>,
+) -> Vec<String> {
+    let mut doubts = machine_doubts(session.drift(workload), session.taken(workload));
+    for subject in [a, b] {
+        let values = session.figures(subject, workload, |s| s.value).concat();
+        if let Some(spread) = erratic(&values) {
+            let name = &session.subjects[subject];
+            doubts.push(format!("runs of {name} differ {spread}"));
+        }
     }
     if ratio.is_some_and(|ratio| ratio.is_wide()) {
         doubts.push("the interval is wide".to_owned());
     }
-    if ratio.is_some_and(|ratio| ratio.count < 4) {
-        doubts.push("there are few pairs".to_owned());
+    if session.of(a, workload).len() == 1 {
+        doubts.push("there was one boot only".to_owned());
     }
     doubts
+}
+
+fn machine_doubts(drift: f64, taken: f64) -> Vec<String> {
+    let mut doubts = Vec::new();
+    if drift > MAX_DRIFT {
+        doubts.push(format!("the machine's speed varied x{drift:.2}"));
+    }
+    if taken > MAX_TAKEN {
+        doubts.push(format!("other programs had {taken:.0}% of a CPU"));
+    }
+    doubts
+}
+
+/// By how much runs of one subject differ, when that is so much that their median means little.
+fn erratic(values: &[f64]) -> Option<String> {
+    let low = values.iter().copied().reduce(f64::min)?;
+    let high = values.iter().copied().reduce(f64::max)?;
+    // what is nearly nothing, like the cost of idleness, may well be nothing the next time
+    (high > 0.1 && high > ERRATIC * low).then(|| format!("from {low:.2} to {high:.2}"))
 }
 
 #[cfg(test)]
@@ -112,11 +152,15 @@ mod tests {
         assert_eq!(say(0.8, 0.75, 0.9, false), "B takes less by 20% (10..25)");
         assert_eq!(say(1.01, 0.97, 1.05, true), "no difference shown (-3..+5)");
         assert_eq!(verdict(None, true), "not measured");
+        let few = estimate(1.1, 1.1, 1.1).map(|e| Estimate { count: 2, ..e });
+        assert_eq!(verdict(few, true), "too few pairs to tell (2 of 6)");
     }
 
     #[test]
     fn doubts_name_a_machine_that_changed_and_wide_intervals() {
-        assert!(doubts(estimate(1.0, 0.95, 1.05), 1.1).is_empty());
-        assert_eq!(doubts(estimate(1.0, 0.7, 1.3), 1.4).len(), 2);
+        assert!(machine_doubts(1.1, 1.0).is_empty());
+        assert_eq!(machine_doubts(1.4, 20.0).len(), 2);
+        assert_eq!(erratic(&[5.0, 4.0, 9.0]), None);
+        assert!(erratic(&[5.0, 0.02]).is_some());
     }
 }

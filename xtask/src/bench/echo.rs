@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
 
@@ -11,6 +13,7 @@ const STACK: usize = 64 << 10;
 /// A server on the loopback, for as long as this process lives.
 pub(crate) struct Echo {
     pub(crate) port: u16,
+    open: Arc<AtomicUsize>,
 }
 
 impl Echo {
@@ -18,12 +21,24 @@ impl Echo {
     pub(crate) fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
         let port = listener.local_addr()?.port();
+        let open = Arc::new(AtomicUsize::new(0));
+        let counter = open.clone();
         thread(move || {
             for stream in listener.incoming().flatten() {
-                thread(move || serve(stream));
+                let counter = counter.clone();
+                thread(move || {
+                    counter.fetch_add(1, Ordering::Relaxed);
+                    serve(stream);
+                    counter.fetch_sub(1, Ordering::Relaxed);
+                });
             }
         });
-        Ok(Self { port })
+        Ok(Self { port, open })
+    }
+
+    /// How many connections are open now.
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
     }
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
-use super::calibrate;
+use super::calibrate::Machine;
 use super::echo::Echo;
 use super::iperf::{self, Server};
-use super::process::{SyscallCount, cpu_seconds};
+use super::process::{SyscallCount, cpu_seconds, run_seconds};
 use super::station::Station;
 use super::workload::Workload;
 use crate::client::RoundTrips;
@@ -47,6 +47,8 @@ pub(crate) struct Sample {
     pub(crate) retransmits: Option<f64>,
     /// A system call of this machine just before, nanoseconds.
     pub(crate) machine_ns: f64,
+    /// How much of a CPU other programs had just before, percent.
+    pub(crate) taken_percent: f64,
     /// Why there is no figure.
     pub(crate) error: Option<String>,
 }
@@ -61,7 +63,7 @@ pub(crate) struct Bench {
 impl Bench {
     /// Measures `workload`.
     pub(crate) fn measure(&self, station: &mut Station, workload: Workload) -> Result<Sample> {
-        let machine_ns = calibrate::syscall_ns();
+        let machine = Machine::now();
         let mut sample = match workload {
             Workload::Tcp(..) | Workload::Udp(..) => self.transfer(station, workload)?,
             Workload::RequestResponse => {
@@ -82,7 +84,8 @@ impl Bench {
             }
             Workload::Idle(connections) => self.idle(station, connections)?,
         };
-        sample.machine_ns = machine_ns;
+        sample.machine_ns = machine.syscall_ns;
+        sample.taken_percent = machine.taken_percent;
         Ok(sample)
     }
 
@@ -151,22 +154,28 @@ impl Bench {
         let port = self.echo.port;
         let holder = station.exec(
             &format!(
-                "xtask agent hold 10.0.2.2:{port} {connections} >hold.txt 2>&1 & echo $!; \
-                 for i in $(seq 200); do grep -qE 'holding|rror' hold.txt && break; \
+                "rm -f hold.txt; xtask agent hold 10.0.2.2:{port} {connections} >hold.txt 2>&1 & echo $!; \
+                 for i in $(seq 200); do grep -qsE 'holding|rror' hold.txt && break; \
                  sleep 0.1; done; cat hold.txt"
             ),
             Duration::from_secs(30),
         )?;
         ensure!(
             holder.text.contains("holding"),
-            "cannot open {connections} connections: {}",
+            "cannot open {connections} connections, {} are: {}",
+            self.echo.open(),
             holder.text.trim()
         );
         std::thread::sleep(SETTLE);
         let pid = station.backend.pid();
-        let cpu = cpu_seconds(pid)?;
+        let cpu = run_seconds(pid)?;
         std::thread::sleep(IDLE);
-        let cpu = cpu_seconds(pid)? - cpu;
+        let cpu = run_seconds(pid)? - cpu;
+        let open = self.echo.open();
+        ensure!(
+            open >= usize::try_from(connections)?,
+            "only {open} of {connections} connections stayed open"
+        );
         let loaded = self.round_trips(station, "rr", 1.0)?;
         let id = holder.text.lines().next().unwrap_or_default();
         station.exec(&format!("kill {id}; sleep 1"), PATIENCE)?;

@@ -51,7 +51,6 @@ pub(crate) fn runs(session: &Session, workload: Workload) -> Result<String> {
             .map_err(drawn)?;
         for (subject, values) in series.iter().enumerate() {
             let colour = colour(subject);
-            #[expect(clippy::cast_precision_loss, reason = "counts of runs")]
             let points: Vec<(f64, f64)> = (1..)
                 .zip(values)
                 .map(|(run, value)| (f64::from(run), *value))

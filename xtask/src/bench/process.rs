@@ -28,6 +28,20 @@ pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
     Ok(ticks as f64 / 100.0)
 }
 
+/// CPU seconds that the present threads of process `pid` have run, in nanosecond steps. Those of
+/// threads that ended are not in it.
+pub(crate) fn run_seconds(pid: u32) -> Result<f64> {
+    let mut sum = 0.0;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let path = thread?.path().join("schedstat");
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let ran = text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok());
+        sum += ran.context("unexpected schedstat")? / 1e9;
+    }
+    Ok(sum)
+}
+
 /// Sends `signal` to process `pid`.
 pub(crate) fn signal(pid: u32, signal: Signal) -> Result<()> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -136,6 +150,7 @@ mod tests {
     #[test]
     fn this_process_has_used_some_cpu() {
         assert!(cpu_seconds(std::process::id()).unwrap() >= 0.0);
+        assert!(run_seconds(std::process::id()).unwrap() > 0.0);
         assert!(cpu_seconds(0).is_err());
     }
 }

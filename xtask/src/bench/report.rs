@@ -135,13 +135,15 @@ pub(crate) fn estimate(value: Option<Estimate>) -> String {
 
 /// What the figures stand on, in one line.
 pub(crate) fn footnote(session: &Session) -> String {
-    let syscalls = if session.samples.iter().any(|s| s.syscalls_per_mb.is_some()) {
-        "system calls by perf, in a warm-up run of their own"
-    } else {
-        "system calls not counted: there is no perf here, or it may not trace"
+    let moved = session.samples.iter().any(|s| s.cpu_s_per_gb.is_some());
+    let counted = session.samples.iter().any(|s| s.syscalls_per_mb.is_some());
+    let syscalls = match (moved, counted) {
+        (false, _) => "",
+        (true, true) => "; system calls by perf, in a warm-up run of their own",
+        (true, false) => "; system calls not counted: there is no perf here, or it may not trace",
     };
     format!(
-        "UML {}, passt {}, CPUs {}; {syscalls}",
+        "UML {}, passt {}, CPUs {}{syscalls}",
         session.uml_version,
         session.passt_version,
         if session.asleep {

@@ -186,6 +186,16 @@ impl Session {
         calibrate::drift(samples.map(|s| s.machine_ns).filter(|ns| *ns > 0.0))
     }
 
+    /// How much of a CPU other programs had while `workload` was measured, percent.
+    pub(crate) fn taken(&self, workload: Workload) -> f64 {
+        let name = workload.name();
+        let samples = self.samples.iter().filter(|s| s.workload == name);
+        let taken: Vec<f64> = samples.map(|s| s.taken_percent).collect();
+        #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
+        let count = taken.len().max(1) as f64;
+        taken.iter().sum::<f64>() / count
+    }
+
     /// What went wrong, each once.
     pub(crate) fn errors(&self) -> Vec<String> {
         let mut errors: Vec<String> = self

@@ -137,7 +137,7 @@ fn identity() {
     m.write(QUEUE_SEL, 1);
     assert_eq!(m.read(QUEUE_SIZE_MAX), 256);
     m.write(QUEUE_SEL, 2);
-    assert_eq!(m.read(QUEUE_SIZE_MAX), 64, "the control queue");
+    assert_eq!(m.read(QUEUE_SIZE_MAX), 256, "the control queue");
     m.write(QUEUE_SEL, 3);
     assert_eq!(m.read(QUEUE_SIZE_MAX), 0);
     m.write(QUEUE_SEL, 0x1_0000);

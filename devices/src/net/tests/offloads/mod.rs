@@ -176,11 +176,11 @@ fn round_trip(card: &mut Card, frames: &[(VnetHdr, Vec<u8>)]) {
 }
 
 /// Tells which set of features a failure belongs to.
-fn with_context(features: u64, layout: &[usize], run: impl FnOnce()) {
+fn with_context(features: u64, layout: &[usize], what: &str, run: impl FnOnce()) {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
     if let Err(panic) = result {
         let offloads = accepted_offloads(features);
-        eprintln!("with features {features:#x} ({offloads:?}) and RX chains of {layout:?}");
+        eprintln!("{what}: {offloads:?}, features {features:#x}, RX chains of {layout:?}");
         std::panic::resume_unwind(panic);
     }
 }
@@ -203,7 +203,7 @@ fn plain_frames_come_back_from_the_loopback() {
         for features in feature_sets(Offloads::empty()) {
             let features = features & !free_bits() | bits & offered_features(Offloads::empty());
             for layout in layouts(features) {
-                with_context(features, &layout, || {
+                with_context(features, &layout, "loopback", || {
                     let mut card = Card::new(features, &layout, Box::new(Loopback::default()));
                     let frames = frames(card.offloads());
                     round_trip(&mut card, &frames);
@@ -218,7 +218,7 @@ fn plain_frames_come_back_from_the_loopback() {
 fn every_offload_comes_back_from_the_mirror() {
     for features in feature_sets(Offloads::all()) {
         for layout in layouts(features) {
-            with_context(features, &layout, || {
+            with_context(features, &layout, "mirror", || {
                 let mut card = Card::new(features, &layout, Box::<Mirror>::default());
                 let frames = frames(card.offloads());
                 round_trip(&mut card, &frames);

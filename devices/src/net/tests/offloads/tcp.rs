@@ -12,8 +12,6 @@ use super::packet::{
 
 /// MSS of the link, which both ends announce.
 const MSS: usize = 1460;
-/// Octets that the client can take, shifted by what its SYN says (see [`tcp`]).
-const WINDOW: u16 = 50_000;
 /// Go back to what is not acknowledged after this long.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -22,6 +20,8 @@ pub(super) struct Client {
     far: SocketAddr,
     /// Sequence number of the SYN.
     initial: u32,
+    /// Octets that the client can take, shifted by what its SYN says (see [`tcp`]).
+    window: u16,
     data: Vec<u8>,
     /// Octets acknowledged and sent: SYN, data and FIN.
     acked: usize,
@@ -42,12 +42,13 @@ pub(super) struct Client {
 
 impl Client {
     /// A client that is to send `data`.
-    pub(super) fn new(guest: SocketAddr, far: SocketAddr, data: Vec<u8>) -> Self {
+    pub(super) fn new(guest: SocketAddr, far: SocketAddr, window: u16, data: Vec<u8>) -> Self {
         Self {
             guest,
             far,
             // Wraps in the middle of the data.
             initial: 0u32.wrapping_sub(u32::try_from(data.len() / 2).unwrap()),
+            window,
             data,
             acked: 0,
             sent: 0,
@@ -129,7 +130,7 @@ impl Client {
                 .their_initial
                 .wrapping_add(u32::try_from(taken).unwrap()),
             flags,
-            window: WINDOW,
+            window: self.window,
         };
         let long = text.len() > MSS;
         let mut frame = tcp(self.guest, self.far, fields, &self.data[text]);
@@ -190,7 +191,10 @@ impl Client {
         self.ack_due |= !payload.is_empty() || fields.flags & FIN != 0;
         if known < payload.len() {
             assert!(!self.finished, "data behind FIN");
-            assert!(payload.len() - known <= usize::from(WINDOW) << 3, "window");
+            assert!(
+                payload.len() - known <= usize::from(self.window) << 3,
+                "window"
+            );
             self.received.extend(&payload[known..]);
         }
         if fields.flags & FIN != 0 && end == self.received.len() + 1 {
@@ -211,4 +215,17 @@ fn scale(mut options: &[u8]) -> u8 {
         }
     }
     0
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("acked", &self.acked)
+            .field("sent", &self.sent)
+            .field("limit", &self.limit)
+            .field("received", &self.received.len())
+            .field("finished", &self.finished)
+            .field("resent", &self.resent)
+            .finish_non_exhaustive()
+    }
 }

@@ -1,23 +1,19 @@
 //! The control queue (VIRTIO 1.3, 5.1.6.5).
 
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+mod faults;
+mod life;
 
-use net::nic::{Backend, Link, Offloads, RxRing, Stop, TxBurst};
-use proptest::prelude::*;
-use virtio_queue::QueueT;
+use std::sync::atomic::Ordering;
+
+use net::nic::Offloads;
 
 use super::Probe;
-use crate::net::engine::{CTRL_QUEUE, NetEngine};
+use crate::net::engine::NetEngine;
 use crate::net::features::{accepted_offloads, offered_features};
-use crate::net::loopback::Loopback;
-use crate::net::{CTRL_QUEUE_SIZE, Net, NetConfig};
-use crate::testing::{Buffer, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, MockDriver};
-use crate::virtio::VirtioDevice;
+use crate::testing::{Buffer, DESC_F_WRITE, MockDriver};
 use crate::virtio::spec::{
-    F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, NET_ERR, NET_F_CSUM, NET_F_CTRL_GUEST_OFFLOADS,
-    NET_F_CTRL_RX, NET_F_CTRL_VQ, NET_F_GUEST_CSUM, NET_F_GUEST_TSO4, NET_F_GUEST_TSO6,
-    NET_F_GUEST_USO4, NET_OK,
+    F_EVENT_IDX, NET_ERR, NET_F_CSUM, NET_F_CTRL_GUEST_OFFLOADS, NET_F_CTRL_RX, NET_F_GUEST_CSUM,
+    NET_F_GUEST_TSO4, NET_F_GUEST_TSO6, NET_F_GUEST_USO4, NET_OK,
 };
 
 /// All that a card offers in front of a backend that can do everything.
@@ -211,76 +207,6 @@ fn only_the_first_byte_of_a_long_answer_is_written() {
     assert_eq!(card.driver.answer(second), None);
 }
 
-type Setup = fn(&mut MockDriver, Buffer);
-
-/// Each is given a buffer of 16 readable bytes.
-const FAULTS: &[(&str, Setup)] = &[
-    ("no room for an answer", |d, b| {
-        d.send_ctrl_chain(&[(b, 0)], false);
-    }),
-    ("an empty answer", |d, b| {
-        let answer = Buffer { len: 0, ..b };
-        d.send_ctrl_chain(&[(b, 0), (answer, DESC_F_WRITE)], false);
-    }),
-    ("data behind the answer", |d, b| {
-        d.send_ctrl_chain(&[(b, 0), (b, DESC_F_WRITE), (b, 0)], false);
-    }),
-    ("data behind the answer, indirect", |d, b| {
-        d.send_ctrl_chain(&[(b, 0), (b, DESC_F_WRITE), (b, 0)], true);
-    }),
-    ("data outside memory", |d, b| {
-        let outside = Buffer { addr: 1 << 50, ..b };
-        d.send_ctrl_chain(&[(outside, 0), (b, DESC_F_WRITE)], false);
-    }),
-    ("answer outside memory", |d, b| {
-        let outside = Buffer {
-            addr: u64::MAX,
-            ..b
-        };
-        d.send_ctrl_chain(&[(b, 0), (outside, DESC_F_WRITE)], false);
-    }),
-    ("a loop", |d, b| {
-        d.ctrl.set_desc(0, b, DESC_F_NEXT, 0);
-        d.ctrl.make_available(0);
-    }),
-    ("a table in a table", |d, b| {
-        let table = d.alloc(16);
-        d.ctrl.set_desc_at(table.addr, 0, b, DESC_F_INDIRECT, 0);
-        d.ctrl.add_table(table);
-    }),
-    ("a head outside the ring", |d, _| {
-        d.ctrl.make_available(CTRL_QUEUE_SIZE)
-    }),
-    ("an index that jumps", |d, _| d.ctrl.set_avail_idx(1000)),
-];
-
-#[test]
-fn faults_are_noticed_behind_the_answers_that_were_due() {
-    for (name, setup) in FAULTS {
-        let mut card = Card::new(everything());
-        let answer = card.driver.send_command(&set_offloads(0), &[], false);
-        card.engine.process_ctrl();
-        assert_eq!(card.driver.answer(answer), Some(NET_OK), "{name}");
-        let second = card.driver.send_command(&set_offloads(0), &[], false);
-        let buffer = card.driver.alloc(16);
-        setup(&mut card.driver, buffer);
-        assert!(!card.engine.process_ctrl(), "{name}");
-        assert!(card.engine.is_broken(), "{name}");
-        assert!(card.driver.interrupt.wants_reset(), "{name}");
-        // An index that jumps hides what is behind it.
-        if *name != "an index that jumps" {
-            assert_eq!(card.driver.answer(second), Some(NET_OK), "{name}");
-            assert_eq!(card.driver.collect_ctrl(), 2, "{name}");
-        }
-        assert!(!card.engine.process_ctrl(), "nothing more happens");
-    }
-    // Without INDIRECT_DESC a table is one.
-    let mut card = Card::new(everything() & !F_INDIRECT_DESC);
-    card.driver.send_command(&[0, 0, 1], &[], true);
-    card.engine.process_ctrl();
-    assert!(card.engine.is_broken());
-}
-
 #[test]
 fn many_commands_take_several_turns_and_none_is_missed() {
     for features in [everything(), everything() & !F_EVENT_IDX] {
@@ -309,105 +235,5 @@ fn many_commands_take_several_turns_and_none_is_missed() {
                 sent = 0;
             }
         }
-    }
-}
-
-#[test]
-fn without_ctrl_vq_there_is_no_control_queue() {
-    let mut card = Card::new(F_VERSION_1);
-    card.driver.send_command(&[0, 0, 1], &[], false);
-    assert!(!card.engine.process_ctrl());
-    assert_eq!(card.driver.collect_ctrl(), 0);
-    assert!(card.engine.into_parts().2.is_none());
-
-    let mut net = Net::new(NetConfig::default(), Box::new(Loopback::default())).unwrap();
-    assert_eq!(net.queue_max_sizes(), [256, 256, CTRL_QUEUE_SIZE]);
-    assert_eq!(net.device_features() & NET_F_CTRL_GUEST_OFFLOADS, 0);
-    net.mask_features(NET_F_CTRL_VQ);
-    assert_eq!(net.queue_max_sizes(), [256, 256]);
-}
-
-#[test]
-fn the_queue_comes_back_with_its_indices() {
-    let mut card = Card::new(everything());
-    for _ in 0..3 {
-        assert_eq!(card.ask(&[0, 1, 0]), Some(NET_OK));
-    }
-    let (_, _, ctrl) = card.engine.into_parts();
-    let ctrl = ctrl.unwrap();
-    assert_eq!((ctrl.next_avail(), ctrl.next_used()), (3, 3));
-}
-
-/// Has something to do at all times.
-struct Busy;
-
-impl Backend for Busy {
-    fn configure(&mut self, _link: &Link) {}
-    fn transmit(&mut self, _burst: &TxBurst<'_>, _now: Instant) {}
-    fn receive(&mut self, _ring: &mut dyn RxRing, _now: Instant) -> Stop {
-        Stop::Yield
-    }
-}
-
-#[test]
-fn the_worker_answers_asleep_or_busy() {
-    let backends: [Box<dyn Backend>; 2] = [Box::new(Busy), Box::new(Loopback::default())];
-    for backend in backends {
-        let mut driver = MockDriver::new(16);
-        let mut net = Net::new(NetConfig::default(), backend).unwrap();
-        let (activation, kicks) = driver.activation(net.device_features());
-        net.activate(activation).unwrap();
-        for round in 0..200u16 {
-            if round % 50 == 49 {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            let answer = driver.send_command(&[0, 0, 1], &[2], round % 2 == 0);
-            // As a driver that spins for the answer, and notifies only if asked to.
-            std::sync::atomic::fence(Ordering::SeqCst);
-            if driver.ctrl.avail_event() == round {
-                kicks[usize::from(CTRL_QUEUE)].write(1).unwrap();
-            }
-            let deadline = Instant::now() + Duration::from_secs(20);
-            while driver.answer(answer).is_none() || driver.collect_ctrl() == 0 {
-                assert!(Instant::now() < deadline, "no answer in round {round}");
-                std::thread::yield_now();
-            }
-            assert_eq!(driver.answer(answer), Some(NET_OK));
-        }
-        net.reset();
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
-    /// Whatever is on the control queue, the card answers or stops; the work is bounded.
-    #[test]
-    fn garbage_is_survived(
-        descs in proptest::collection::vec(
-            (prop_oneof![5 => 0x40_0000u64..0x42_0000, 1 => any::<u64>(), 1 => Just(0x30_0000)],
-             prop_oneof![4 => 0u32..16, 1 => any::<u32>(), 1 => Just(32), 1 => Just(48 << 20)],
-             0u16..8, 0u16..66),
-            64,
-        ),
-        bytes in proptest::collection::vec(any::<u8>(), 0x400),
-        heads in proptest::collection::vec(0u16..66, 0..40),
-        indirect in any::<bool>(),
-    ) {
-        let features = if indirect { everything() } else { everything() & !F_INDIRECT_DESC };
-        let mut card = Card::new(features);
-        for at in (0x40_0000..0x42_0000).step_by(0x400) {
-            card.driver.write(Buffer { addr: at, len: 0x400 }, &bytes);
-        }
-        for (index, (addr, len, flags, next)) in (0..).zip(descs) {
-            card.driver.ctrl.set_desc(index, Buffer { addr, len }, flags, next);
-        }
-        for head in heads {
-            card.driver.ctrl.make_available(head);
-            for _ in 0..3 {
-                card.engine.process_ctrl();
-            }
-        }
-        prop_assert!(card.told().iter().all(|offloads| offloads.contains(Offloads::CSUM)));
     }
 }
