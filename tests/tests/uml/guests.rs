@@ -75,14 +75,16 @@ fn killed(rx: &str) -> Result<()> {
     let baseline = settled(&serve)?;
     for round in 0..ROUNDS {
         let download = format!(
-            "(PEER_PORTS={} peer get 10.0.2.2 100000000000 >/dev/null 2>&1 &); sleep 1",
+            "(PEER_PORTS={} peer get 10.0.2.2 100000000000 >/tmp/log 2>&1 &); sleep 1; cat /tmp/log",
             far.base()
         );
-        guest.exec(&download, Duration::from_secs(20))?;
+        let output = guest.exec(&download, Duration::from_secs(20))?;
         let (descriptors, _) = serve.holds()?;
         ensure!(
             descriptors > baseline.0,
-            "round {round}: there was no download to kill"
+            "round {round}: there was no download to kill: {}, {} descriptors",
+            output.text,
+            descriptors
         );
         drop(guest); // SIGKILL
         guest = lab.boot(&serve, 512)?;
