@@ -67,7 +67,7 @@ fn a_guest_boots_runs_commands_and_leaves_nothing_behind() {
 fn a_guest_without_a_back_end_is_an_error_that_says_so() {
     let kit = Images::of_workspace().unwrap().uml().unwrap();
     let options = UmlOptions {
-        patience: Duration::from_secs(5),
+        patience: Duration::from_secs(40),
         ..UmlOptions::default()
     };
     let error = UmlGuest::boot(&kit, "/nonexistent".as_ref(), &options).unwrap_err();

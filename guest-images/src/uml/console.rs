@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(find("a @@end 1 0\n@@end 1", "@@end 1 "), None);
         assert_eq!(
             find("out\n@@end 1 0\nmore", "@@end 1 "),
-            Some(("out\n", "0", 15))
+            Some(("out\n", "0", 14))
         );
     }
 

@@ -6,53 +6,15 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use guest_images::Images;
-use serde::Serialize;
 
 use super::compare::Comparison;
-use super::measure::Sample;
+use super::floor::{FLOORS, Row, row, table};
 use super::session::{Plan, Session};
-use super::stats::{Estimate, median};
 use super::subject::Subject;
 use super::uml::code;
 use super::workload::Workload;
 use super::{html, report};
-
-/// What a floor is about.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum What {
-    /// The main figure of wonton by that of passt.
-    Ratio,
-    /// The same of CPU seconds for each GB.
-    CpuRatio,
-    /// The main figure of wonton by itself.
-    Absolute,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Bound {
-    AtLeast(f64),
-    AtMost(f64),
-}
-
-/// Workload, what of it, and the bound.
-const FLOORS: [(&str, What, Bound); 13] = [
-    ("down1", What::Ratio, Bound::AtLeast(1.5)),
-    ("up1", What::Ratio, Bound::AtLeast(2.0)),
-    ("down8", What::Ratio, Bound::AtLeast(2.0)),
-    ("up8", What::Ratio, Bound::AtLeast(2.0)),
-    ("down16", What::Ratio, Bound::AtLeast(2.5)),
-    ("down1", What::CpuRatio, Bound::AtMost(0.6)),
-    ("down8", What::CpuRatio, Bound::AtMost(0.6)),
-    ("down16", What::CpuRatio, Bound::AtMost(0.6)),
-    ("up1", What::CpuRatio, Bound::AtMost(0.5)),
-    ("up8", What::CpuRatio, Bound::AtMost(0.5)),
-    ("rr", What::Ratio, Bound::AtMost(1.0)),
-    ("crr", What::Ratio, Bound::AtLeast(1.0)),
-    ("idle1000", What::Absolute, Bound::AtMost(1.0)),
-];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -65,21 +27,6 @@ pub(crate) struct Args {
     /// Leave out what is shown beside the floors
     #[arg(long)]
     only: bool,
-}
-
-/// A floor and what was measured.
-#[derive(Debug, Serialize)]
-struct Row {
-    floor: String,
-    bound: String,
-    wonton: Option<f64>,
-    passt: Option<f64>,
-    measured: Option<Estimate>,
-    /// The best run of wonton by the best of passt, which stalls of either do not touch.
-    best: Option<f64>,
-    /// Runs of wonton that gave no figure.
-    failures: usize,
-    held: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -191,95 +138,6 @@ fn beside(images: &Images, pair: &[Subject]) -> Result<Vec<Session>> {
             &plan(true),
         )?,
     ])
-}
-
-fn row(session: &Session, idle: &Session, (name, what, bound): (&str, What, Bound)) -> Result<Row> {
-    let workload = workloads([name].into_iter())?[0];
-    let session = if matches!(workload, Workload::Idle(_)) {
-        idle
-    } else {
-        session
-    };
-    let value = match what {
-        What::CpuRatio => |sample: &Sample| sample.cpu_s_per_gb,
-        What::Ratio | What::Absolute => |sample: &Sample| sample.value,
-    };
-    let measured = Estimate::of(&match what {
-        What::Absolute => session.figures(1, workload, value),
-        What::Ratio | What::CpuRatio => session.ratios(0, 1, workload, value),
-    });
-    let runs = session.of(1, workload).concat();
-    let failures = runs.iter().filter(|run| run.value.is_none()).count();
-    let label = match what {
-        What::Ratio => format!("{name}, {} by passt's", workload.unit()),
-        What::CpuRatio => format!("{name}, CPU s/GB by passt's"),
-        What::Absolute => format!("{name}, {}", workload.unit()),
-    };
-    Ok(Row {
-        floor: label,
-        bound: match bound {
-            Bound::AtLeast(bound) => format!("at least {bound}"),
-            Bound::AtMost(bound) => format!("at most {bound}"),
-        },
-        passt: median(&session.figures(0, workload, value).concat()),
-        wonton: median(&session.figures(1, workload, value).concat()),
-        best: (what != What::Absolute)
-            .then(|| best(session, workload, bound, value))
-            .flatten(),
-        // a run that failed is worse than a slow one
-        held: failures == 0
-            && measured.is_some_and(|measured| match bound {
-                Bound::AtLeast(bound) => measured.median >= bound,
-                Bound::AtMost(bound) => measured.median <= bound,
-            }),
-        failures,
-        measured,
-    })
-}
-
-/// The best run of wonton by the best of passt.
-fn best(
-    session: &Session,
-    workload: Workload,
-    bound: Bound,
-    value: fn(&Sample) -> Option<f64>,
-) -> Option<f64> {
-    let of = |subject| {
-        let values = session
-            .figures(subject, workload, value)
-            .concat()
-            .into_iter();
-        match bound {
-            Bound::AtLeast(_) => values.reduce(f64::max),
-            Bound::AtMost(_) => values.reduce(f64::min),
-        }
-    };
-    Some(of(1)? / of(0)?)
-}
-
-fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header([
-        "floor",
-        "bound",
-        "passt",
-        "wonton",
-        "measured",
-        "best by best",
-        "",
-    ]);
-    for row in rows {
-        table.add_row([
-            row.floor.clone(),
-            row.bound.clone(),
-            report::figure(row.passt),
-            report::figure(row.wonton),
-            report::estimate(row.measured),
-            report::figure(row.best),
-            if row.held { "held" } else { "MISSED" }.to_owned(),
-        ]);
-    }
-    table
 }
 
 /// The workloads of those names, each once.

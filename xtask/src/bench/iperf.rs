@@ -85,7 +85,9 @@ pub(crate) struct Received {
 }
 
 /// Reads the client's JSON.
-pub(crate) fn parse(json: &str) -> Result<Received> {
+pub(crate) fn parse(printed: &str) -> Result<Received> {
+    // warnings may come first
+    let json = printed.find('{').map_or(printed, |at| &printed[at..]);
     let report: Value = serde_json::from_str(json)
         .with_context(|| format!("iperf3 printed no JSON: {}", head(json)))?;
     if let Some(error) = report["error"].as_str() {
@@ -139,7 +141,8 @@ mod tests {
 
     #[test]
     fn failures_are_told_in_its_words() {
-        let error = parse(r#"{"start":{},"error":"unable to connect"}"#).unwrap_err();
+        let error =
+            parse(r#"warning: large {"start":{},"error":"unable to connect"}"#).unwrap_err();
         assert_eq!(error.to_string(), "iperf3: unable to connect");
         assert!(format!("{:#}", parse("iperf3: what").unwrap_err()).contains("no JSON: iperf3"));
         assert!(parse("{}").is_err());

@@ -98,7 +98,8 @@ impl Bench {
         let count = SyscallCount::start(station.backend.pid(), station.dir());
         let received = self.iperf(station, workload, 1)?;
         let calls = count.and_then(SyscallCount::stop);
-        Ok(calls.map(|calls| calls / (received.bytes / 1e6)))
+        let mb = received.bytes / 1e6;
+        Ok(calls.filter(|_| mb > 0.0).map(|calls| calls / mb))
     }
 
     fn transfer(&self, station: &mut Station, workload: Workload) -> Result<Sample> {
@@ -112,7 +113,10 @@ impl Bench {
         let mb = received.bytes / 1e6;
         let kicks_per_mb = |name: &str| Some((more_kicks.get(name)? - kicks.get(name)?) / mb);
         Ok(Sample {
-            value: Some(received.gbit_s),
+            value: Some(match workload {
+                Workload::Udp(..) => received.gbit_s * 1e3,
+                _ => received.gbit_s,
+            }),
             cpu_s_per_gb: Some(cpu / (mb / 1e3)),
             interrupts_per_mb: Some((more_interrupts - interrupts) / mb),
             tx_kicks_per_mb: kicks_per_mb("tx_kicks"),

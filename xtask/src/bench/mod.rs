@@ -5,7 +5,7 @@
 //!   session          subjects in turn: boots, rounds
 //!     station        one back-end (backend, revision) and the UML guest behind it
 //!     measure        one run of a workload (iperf, echo), and its cost (process, calibrate)
-//!   compare          pairs, ratios, verdicts (stats)
+//!   compare, floor   pairs, ratios, verdicts (stats)
 //!   report, html     tables, JSON, plots (plot)
 //! ```
 
@@ -15,6 +15,7 @@ mod backend;
 mod calibrate;
 mod compare;
 pub(crate) mod echo;
+mod floor;
 mod floors;
 mod html;
 mod iperf;

@@ -76,7 +76,8 @@ impl Workload {
     /// The unit of its main figure.
     pub(crate) fn unit(self) -> &'static str {
         match self {
-            Self::Tcp(..) | Self::Udp(..) => "Gbit/s",
+            Self::Tcp(..) => "Gbit/s",
+            Self::Udp(..) => "Mbit/s",
             Self::RequestResponse => "us",
             Self::Connections => "connections/s",
             Self::Idle(_) => "% of a core",
