@@ -71,7 +71,6 @@ fn killed(rx: &str) -> Result<()> {
     let far = Far::start(lab)?;
     let serve = Serve::start(&net(rx, ""))?;
     let mut guest = lab.boot(&serve, 512)?;
-    far.peer(&mut guest, "get", "1000")?;
     let baseline = settled(&serve)?;
     for round in 0..ROUNDS {
         let download = format!(
