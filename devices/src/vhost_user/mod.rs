@@ -22,6 +22,7 @@
 //! nobody else.
 
 mod calls;
+mod early;
 mod memory;
 mod ring;
 #[cfg(test)]
@@ -32,7 +33,9 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
+use vhost::vhost_user::{
+    BackendReqHandler, Error as ProtocolError, VhostUserBackendReqHandlerMut as _,
+};
 
 use self::transport::Transport;
 use crate::virtio::VirtioDevice;
@@ -69,9 +72,15 @@ impl VhostUser {
     /// # Errors
     /// Fails when the front-end broke the protocol. The next one may do better.
     pub fn serve(&mut self, stream: UnixStream) -> Result<(), SessionError> {
+        let raw = stream.try_clone().map_err(SessionError::Connection)?;
         let mut handler = BackendReqHandler::from_stream(stream, self.transport.clone());
         let error = loop {
-            if let Err(error) = handler.handle_request() {
+            let result = match self.early_request(&raw) {
+                Ok(true) => Ok(()),
+                Ok(false) => handler.handle_request(),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = result {
                 break error;
             }
         };
@@ -88,5 +97,26 @@ impl VhostUser {
             }
             error => Err(SessionError::Protocol(error)),
         }
+    }
+
+    /// Handles what the request handler would refuse, see [`early`]; true when there was such a thing.
+    fn early_request(&self, stream: &UnixStream) -> Result<bool, ProtocolError> {
+        let lock = || {
+            self.transport
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        if lock().negotiated() {
+            return Ok(false);
+        }
+        let Some(request) = early::ring_enable(stream).map_err(ProtocolError::ReqHandlerError)?
+        else {
+            return Ok(false);
+        };
+        lock().set_vring_enable(request.index, request.enable)?;
+        request
+            .answer(stream)
+            .map_err(ProtocolError::SocketBroken)?;
+        Ok(true)
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Transport {
     /// The rings that run now.
     running: Vec<u16>,
     owned: bool,
+    /// SET_FEATURES has come.
+    negotiated: bool,
     /// The channel to the front-end. Open for as long as it is: a front-end may take its end as a sign
     /// of ours.
     backend: Option<Backend>,
@@ -67,6 +69,7 @@ impl Transport {
             features: 0,
             running: Vec::new(),
             owned: false,
+            negotiated: false,
             backend: None,
         }
     }
@@ -77,7 +80,13 @@ impl Transport {
         self.forget();
         self.memory.clear();
         self.owned = false;
+        self.negotiated = false;
         self.backend = None;
+    }
+
+    /// Whether the front-end has said which features it accepts.
+    pub(super) fn negotiated(&self) -> bool {
+        self.negotiated
     }
 
     fn forget(&mut self) {
@@ -201,6 +210,7 @@ impl VhostUserBackendReqHandlerMut for Transport {
                 format!("features {unknown:#x} were not offered"),
             )));
         }
+        self.negotiated = true;
         // Without the protocol features there is no SET_VRING_ENABLE.
         let enabled = features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0;
         if features == self.features && !enabled {

@@ -1,6 +1,6 @@
 //! The far side: `peer data` on this machine, and the guest's commands that talk to it.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -57,8 +57,7 @@ pub(crate) struct Far {
 
 impl Far {
     pub(crate) fn start(lab: &Lab) -> Result<Self> {
-        // Next to a port that was free just now; other runs of these tests have their own.
-        let base = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port() - 1;
+        let base = free_ports()?;
         let child = Command::new(&lab.peer)
             .args(["data", "127.0.0.1"])
             .env("PEER_PORTS", base.to_string())
@@ -99,4 +98,18 @@ impl Drop for Far {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The port before three that were free just now, for TCP and UDP. Other runs of these tests have
+/// their own; below the ones that the kernel gives to clients, which are many here.
+fn free_ports() -> Result<u16> {
+    let free = |port: u16| {
+        TcpListener::bind(("127.0.0.1", port)).is_ok()
+            && UdpSocket::bind(("127.0.0.1", port)).is_ok()
+    };
+    let start = 10_000 + u16::try_from(std::process::id() % 2000)? * 10;
+    (start..32_700)
+        .step_by(10)
+        .find(|base| (1..=3).all(|service| free(base + service)))
+        .context("no ports are free")
 }

@@ -19,9 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(240);
 const MEMORY: &str = "512M";
 const JOB: &str = include_str!("qemu.sh");
 
-/// Names, machines and their network cards.
+/// Names, machines and their network cards. Without MSI-X vectors: vhost with them and without KVM
+/// brings QEMU 7.2 down (`msix_set_vector_notifiers`, called by `vhost_net_start`).
 const MACHINES: [(&str, &str, &str); 2] = [
-    ("q35", "q35", "virtio-net-pci,romfile="),
+    ("q35", "q35", "virtio-net-pci,romfile=,vectors=0"),
     ("microvm", "microvm", "virtio-net-device"),
 ];
 
@@ -40,7 +41,7 @@ fn boots_twice(machine: &str, card: &str) -> Result<()> {
     let far = Far::start(lab)?;
     let serve = Serve::start("user,host-loopback=allow")?;
     let dir = tempfile::tempdir()?;
-    let qemu = Qemu::start(lab, &far, &serve, dir.path(), machine, card)?;
+    let mut qemu = Qemu::start(lab, &far, &serve, dir.path(), machine, card)?;
     qemu.wait_for_boots(1)?;
     qemu.reset()?;
     qemu.wait_for_boots(2)?;
@@ -109,7 +110,8 @@ impl<'d> Qemu<'d> {
                 serve.socket().display()
             ))
             .args(["-netdev", "vhost-user,id=net,chardev=wonton"])
-            .args(["-device", &format!("{card},netdev=net")])
+            .arg("-device")
+            .arg(format!("{card},netdev=net"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(dir.join("stderr"))?)
@@ -124,7 +126,7 @@ impl<'d> Qemu<'d> {
     }
 
     /// Waits until the guest has done its job that often, each time well.
-    fn wait_for_boots(&self, wanted: usize) -> Result<()> {
+    fn wait_for_boots(&mut self, wanted: usize) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let log = self.text("console");
@@ -138,9 +140,10 @@ impl<'d> Qemu<'d> {
             if boots >= wanted {
                 return Ok(());
             }
+            let ended = self.child.try_wait()?;
             ensure!(
-                Instant::now() < deadline,
-                "boot {wanted} is not done; the console ends with: {}; QEMU said: {}",
+                ended.is_none() && Instant::now() < deadline,
+                "boot {wanted} is not done (QEMU ended: {ended:?}); the console ends with: {}; QEMU said: {}",
                 &log[log.floor_char_boundary(log.len().saturating_sub(1000))..],
                 self.text("stderr")
             );

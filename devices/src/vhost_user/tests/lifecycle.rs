@@ -1,11 +1,13 @@
 //! What a front-end that keeps to the protocol does.
 
+use std::io::Read as _;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vhost::VhostUserMemoryRegionInfo;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 
+use super::messages::SET_VRING_ENABLE;
 use super::ram::{Region, memfd};
 use super::*;
 use crate::net::loopback::Loopback;
@@ -75,6 +77,49 @@ fn without_protocol_features_the_rings_are_enabled_from_the_start() {
         api.set_vring_call(index, &front_end.calls[index]).unwrap();
     }
     front_end.exchange(0..200);
+}
+
+/// QEMU's network card enables its rings when it is made, and accepts features when its driver does.
+#[test]
+fn rings_may_be_enabled_before_features_are_accepted() {
+    for wants_answer in [false, true] {
+        let back_end = loopback();
+        let mut front_end = FrontEnd::new(&back_end);
+        front_end.api.set_owner().unwrap();
+        front_end.api.get_features().unwrap();
+        let protocol = front_end.api.get_protocol_features().unwrap();
+        front_end.api.set_protocol_features(protocol).unwrap();
+        for index in [0u32, 1] {
+            let mut bytes = messages::message(SET_VRING_ENABLE, &messages::words(&[index, 1]));
+            bytes[4] |= if wants_answer { 8 } else { 0 };
+            messages::send(&front_end.raw, &bytes, &[]);
+            if wants_answer {
+                let mut answer = [0; 20];
+                front_end.raw.read_exact(&mut answer).unwrap();
+                assert_eq!(answer[..], messages::words(&[SET_VRING_ENABLE, 5, 8, 0, 0]));
+            }
+        }
+        front_end.api.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        let features = FEATURES | PROTOCOL_FEATURES;
+        front_end.api.set_features(features).unwrap();
+        front_end.share_memory();
+        for index in [RX, TX] {
+            let addresses = front_end.addresses(index);
+            let api = &front_end.api;
+            api.set_vring_num(index, SIZE).unwrap();
+            api.set_vring_addr(index, &addresses).unwrap();
+            api.set_vring_kick(index, &front_end.kicks[index]).unwrap();
+        }
+        front_end.exchange(0..200);
+    }
+    let back_end = loopback();
+    for (index, enable, want) in [(7, 1, "there is no ring"), (0, 2, "enabled by 2")] {
+        let front_end = FrontEnd::new(&back_end);
+        let bytes = messages::message(SET_VRING_ENABLE, &messages::words(&[index, enable]));
+        messages::send(&front_end.raw, &bytes, &[]);
+        let error = back_end.outcome().unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
 }
 
 /// The front-end chooses, as it cannot ask: also for the control queue, which needs few entries.
