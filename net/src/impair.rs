@@ -110,6 +110,10 @@ impl Backend for Lossy {
         self.inner.after_burst()
     }
 
+    fn host_is_quiet(&mut self) {
+        self.inner.host_is_quiet();
+    }
+
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.poll_fd()
     }

@@ -362,6 +362,10 @@ pub trait Backend: Send {
         None
     }
 
+    /// [`Self::poll_fd`] has not become readable since it was last watched: the next
+    /// [`Self::receive`] need not look. Without this call it has to.
+    fn host_is_quiet(&mut self) {}
+
     /// When [`Self::receive`] wants to be called although nothing happened.
     fn deadline(&self) -> Option<Instant> {
         None

@@ -127,6 +127,11 @@ impl NetEngine {
         &*self.backend
     }
 
+    /// The backend's descriptor was watched and did not become readable.
+    pub fn host_is_quiet(&mut self) {
+        self.backend.host_is_quiet();
+    }
+
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
