@@ -41,6 +41,8 @@ pub struct NetEngine {
     backend: Box<dyn Backend>,
     interrupt: Arc<dyn Interrupt>,
     counters: Arc<Counters>,
+    /// The backend has frames and the guest has no buffers.
+    starved: bool,
     broken: bool,
 }
 
@@ -94,6 +96,7 @@ impl NetEngine {
             backend,
             interrupt: parts.interrupt,
             counters: parts.counters,
+            starved: false,
             broken: false,
         }
     }
@@ -140,6 +143,11 @@ impl NetEngine {
     /// The way back to the driver.
     pub fn interrupt(&self) -> Arc<dyn Interrupt> {
         self.interrupt.clone()
+    }
+
+    /// True when frames wait for the guest's buffers: what else comes from the host has time.
+    pub fn is_starved(&self) -> bool {
+        self.starved
     }
 
     /// True when the driver broke the specification; then nothing happens until the reset.
@@ -206,6 +214,7 @@ impl NetEngine {
         count(&counters.rx_bursts, u64::from(done.frames > 0));
         count(&counters.rx_undeliverable, done.undeliverable);
         count(&counters.rx_unfinished, done.unfinished);
+        self.starved = stop == Stop::NoBuffers;
         match stop {
             Stop::Idle => more,
             Stop::Yield => true,

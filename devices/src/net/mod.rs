@@ -16,6 +16,7 @@ pub mod loopback;
 pub mod null;
 mod rx;
 mod scratch;
+mod sleep;
 #[cfg(test)]
 pub(crate) mod tests;
 mod tx;

@@ -5,31 +5,20 @@
 //! direction does not starve the other. The guest's TX notifications stay off for as long as there
 //! is something to do: they are asked for on the way to sleep, and the ring is looked at once more
 //! after that, so no frame waits unseen.
-//!
-//! All descriptors are watched edge-triggered. A doorbell is never read: each write to an eventfd
-//! is an edge of its own.
 
 use std::io;
-use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::Waker;
 use net::nic::Backend;
 
-use crate::net::counters::count;
 use crate::net::engine::{NetEngine, Scratch};
+use crate::net::sleep::Sleep;
 use crate::virtio::{Doorbell, Interrupt};
-
-const KICK_RX: Token = Token(0);
-const KICK_TX: Token = Token(1);
-const KICK_CTRL: Token = Token(2);
-const BACKEND: Token = Token(3);
-const STOP: Token = Token(4);
 
 /// A running thread, and the way to stop it.
 #[derive(Debug)]
@@ -65,18 +54,7 @@ impl Worker {
         engine: &NetEngine,
         kicks: Vec<Doorbell>,
     ) -> io::Result<(Self, mpsc::Sender<NetEngine>)> {
-        let poll = Poll::new()?;
-        let watch = |fd: i32, token| {
-            poll.registry()
-                .register(&mut SourceFd(&fd), token, Interest::READABLE)
-        };
-        for (kick, token) in kicks.iter().zip([KICK_RX, KICK_TX, KICK_CTRL]) {
-            watch(kick.as_raw_fd(), token)?;
-        }
-        if let Some(fd) = engine.backend().poll_fd() {
-            watch(fd.as_raw_fd(), BACKEND)?;
-        }
-        let waker = Waker::new(poll.registry(), STOP)?;
+        let (sleep, waker) = Sleep::new(engine, &kicks)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let (sender, receiver) = mpsc::channel();
@@ -85,7 +63,7 @@ impl Worker {
             .spawn(move || {
                 let mut engine: NetEngine = receiver.recv().ok()?;
                 let _alarm = Alarm(engine.interrupt());
-                if let Err(error) = run(&mut engine, poll, &stopped) {
+                if let Err(error) = run(&mut engine, sleep, &stopped) {
                     tracing::error!(%error, "the network thread cannot wait for events");
                     engine.interrupt().needs_reset();
                 }
@@ -122,8 +100,7 @@ impl Drop for Alarm {
     }
 }
 
-fn run(engine: &mut NetEngine, mut poll: Poll, stop: &AtomicBool) -> io::Result<()> {
-    let mut events = Events::with_capacity(8);
+fn run(engine: &mut NetEngine, mut sleep: Sleep, stop: &AtomicBool) -> io::Result<()> {
     let mut scratch = Scratch::default();
     let mut backend_due = true;
     while !stop.load(Ordering::Acquire) {
@@ -137,33 +114,8 @@ fn run(engine: &mut NetEngine, mut poll: Poll, stop: &AtomicBool) -> io::Result<
         if commands_due || taken > 0 || backend_due || engine.arm_tx() {
             continue;
         }
-        sleep(engine, &mut poll, &mut events)?;
+        sleep.wait(engine)?;
         backend_due = true;
-    }
-    Ok(())
-}
-
-/// Waits until something happens.
-fn sleep(engine: &mut NetEngine, poll: &mut Poll, events: &mut Events) -> io::Result<()> {
-    let timeout = engine
-        .deadline()
-        .map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    count(&engine.counters().sleeps, 1);
-    match poll.poll(events, timeout) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-        result => result?,
-    }
-    let mut quiet = true;
-    for event in events.iter() {
-        match event.token() {
-            BACKEND => quiet = false,
-            KICK_RX => count(&engine.counters().rx_kicks, 1),
-            KICK_TX => count(&engine.counters().tx_kicks, 1),
-            _ => {}
-        }
-    }
-    if quiet {
-        engine.host_is_quiet();
     }
     Ok(())
 }

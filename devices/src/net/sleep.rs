@@ -1,0 +1,99 @@
+//! What the worker waits on.
+//!
+//! All descriptors are watched edge-triggered. A doorbell is never read: each write to an eventfd
+//! is an edge of its own.
+
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use crate::net::counters::count;
+use crate::net::engine::NetEngine;
+use crate::virtio::Doorbell;
+
+const KICK_RX: Token = Token(0);
+const KICK_TX: Token = Token(1);
+const KICK_CTRL: Token = Token(2);
+const BACKEND: Token = Token(3);
+const STOP: Token = Token(4);
+
+/// How long the host is not listened to while frames wait for buffers, at first and at most.
+///
+/// Those frames woke the worker, and each that joins them would do so for nothing: a flood that a guest
+/// cannot keep up with would cost a core. Doubles while nothing changes.
+const STARVED_MIN: Duration = Duration::from_millis(1);
+const STARVED_MAX: Duration = Duration::from_millis(64);
+
+/// The descriptors, and room for what they report.
+#[derive(Debug)]
+pub(super) struct Sleep {
+    all: Poll,
+    /// The doorbells alone, for when the guest is the one to wait for.
+    doorbells: Poll,
+    events: Events,
+    patience: Duration,
+}
+
+impl Sleep {
+    /// Watches `kicks` (of the RX, TX and control queue, in this order; they must live as long) and the
+    /// backend of `engine`. The waker ends a sleep at once, or within [`STARVED_MAX`].
+    pub(super) fn new(engine: &NetEngine, kicks: &[Doorbell]) -> io::Result<(Self, Waker)> {
+        let (all, doorbells) = (Poll::new()?, Poll::new()?);
+        let watch = |poll: &Poll, fd: i32, token| {
+            let registry = poll.registry();
+            registry.register(&mut SourceFd(&fd), token, Interest::READABLE)
+        };
+        for (kick, token) in kicks.iter().zip([KICK_RX, KICK_TX, KICK_CTRL]) {
+            watch(&all, kick.as_raw_fd(), token)?;
+            watch(&doorbells, kick.as_raw_fd(), token)?;
+        }
+        if let Some(fd) = engine.backend().poll_fd() {
+            watch(&all, fd.as_raw_fd(), BACKEND)?;
+        }
+        let waker = Waker::new(all.registry(), STOP)?;
+        let sleep = Self {
+            all,
+            doorbells,
+            events: Events::with_capacity(8),
+            patience: STARVED_MIN,
+        };
+        Ok((sleep, waker))
+    }
+
+    /// Waits until there is something for `engine` to do.
+    pub(super) fn wait(&mut self, engine: &mut NetEngine) -> io::Result<()> {
+        let deadline = engine.deadline();
+        let mut timeout =
+            deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let starved = engine.is_starved();
+        let poll = if starved {
+            timeout = Some(timeout.map_or(self.patience, |timeout| timeout.min(self.patience)));
+            self.patience = (self.patience * 2).min(STARVED_MAX);
+            &mut self.doorbells
+        } else {
+            &mut self.all
+        };
+        count(&engine.counters().sleeps, 1);
+        match poll.poll(&mut self.events, timeout) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => result?,
+        }
+        let mut quiet = !starved;
+        for event in self.events.iter() {
+            self.patience = STARVED_MIN;
+            match event.token() {
+                BACKEND => quiet = false,
+                KICK_RX => count(&engine.counters().rx_kicks, 1),
+                KICK_TX => count(&engine.counters().tx_kicks, 1),
+                _ => {}
+            }
+        }
+        if quiet {
+            engine.host_is_quiet();
+        }
+        Ok(())
+    }
+}
