@@ -102,6 +102,18 @@ impl Backend for Lossy {
         stop
     }
 
+    fn set_offloads(&mut self, link: &Link) {
+        self.inner.set_offloads(link);
+    }
+
+    fn after_burst(&mut self) -> bool {
+        self.inner.after_burst()
+    }
+
+    fn host_is_quiet(&mut self) {
+        self.inner.host_is_quiet();
+    }
+
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.poll_fd()
     }

@@ -351,10 +351,20 @@ pub trait Backend: Send {
     /// Does what is due (sockets, timers) and delivers frames to the guest.
     fn receive(&mut self, ring: &mut dyn RxRing, now: Instant) -> Stop;
 
+    /// The burst of the last [`Self::receive`] is visible to the guest: does what it need not wait
+    /// for. True when `receive` has work again.
+    fn after_burst(&mut self) -> bool {
+        false
+    }
+
     /// A descriptor that becomes readable, edge-triggered, when [`Self::receive`] has work.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// [`Self::poll_fd`] has not become readable since it was last watched: the next
+    /// [`Self::receive`] need not look. Without this call it has to.
+    fn host_is_quiet(&mut self) {}
 
     /// When [`Self::receive`] wants to be called although nothing happened.
     fn deadline(&self) -> Option<Instant> {

@@ -127,6 +127,11 @@ impl NetEngine {
         &*self.backend
     }
 
+    /// The backend's descriptor was watched and did not become readable.
+    pub fn host_is_quiet(&mut self) {
+        self.backend.host_is_quiet();
+    }
+
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -144,7 +149,8 @@ impl NetEngine {
 
     /// Takes one burst of frames from the guest; returns the number of chains that were in it.
     ///
-    /// Notifications of the queue are off afterwards, until [`Self::arm_tx`].
+    /// Notifications of the queue are off afterwards, until [`Self::arm_tx`]. The interrupt for its
+    /// chains is left to [`Self::process_rx`], which may have a better reason to interrupt.
     pub fn process_tx(&mut self, scratch: &mut Scratch, now: Instant) -> usize {
         if self.broken {
             return 0;
@@ -156,12 +162,7 @@ impl NetEngine {
             .process(&guard, &mut burst, &mut *self.backend, &self.counters, now);
         scratch.tx = burst.recycle();
         match result {
-            Ok(done) => {
-                if done.signal {
-                    self.signal(TX_QUEUE);
-                }
-                done.chains
-            }
+            Ok(chains) => chains,
             Err(fault) => {
                 // Frames before the fault may have been returned.
                 self.signal(TX_QUEUE);
@@ -196,6 +197,9 @@ impl NetEngine {
         if done.signal {
             self.signal(RX_QUEUE);
         }
+        self.signal_tx(done.signal, now);
+        // While the guest works on the burst.
+        let more = self.backend.after_burst();
         let counters = &*self.counters;
         count(&counters.rx_frames, done.frames);
         count(&counters.rx_bytes, done.bytes);
@@ -203,7 +207,7 @@ impl NetEngine {
         count(&counters.rx_undeliverable, done.undeliverable);
         count(&counters.rx_unfinished, done.unfinished);
         match stop {
-            Stop::Idle => false,
+            Stop::Idle => more,
             Stop::Yield => true,
             Stop::NoBuffers => {
                 count(&counters.rx_starved, 1);
@@ -244,6 +248,27 @@ impl NetEngine {
                 false
             }
         }
+    }
+
+    /// Interrupts the driver for chains of the TX queue if that cannot wait any longer.
+    fn signal_tx(&mut self, woken: bool, now: Instant) {
+        let guard = self.ram.memory();
+        let due = self.tx.interrupt_due(&guard, woken, now);
+        if self.checked(TX_QUEUE, due) {
+            self.signal(TX_QUEUE);
+        }
+    }
+
+    /// When [`Self::process_rx`] wants to be called although nothing happened.
+    pub fn deadline(&self) -> Option<Instant> {
+        if self.broken {
+            return None;
+        }
+        let interrupt = self.tx.interrupt_deadline();
+        [interrupt, self.backend.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Asks the guest to notify its next frame; true when there is one already.

@@ -29,7 +29,7 @@ use virtio_queue::{Queue, QueueT as _};
 
 pub use self::counters::Counters;
 use self::engine::{CTRL_QUEUE, NetEngine, NetParts, RX_QUEUE, TX_QUEUE};
-pub use self::tx::{MAX_FRAME, TX_BURST};
+pub use self::tx::{MAX_FRAME, TX_BURST, TX_INTERRUPT_DELAY};
 use self::worker::Worker;
 use crate::virtio::spec::{ID_NET, NET_F_CTRL_VQ, NET_S_LINK_UP};
 use crate::virtio::{Activation, VirtioDevice};

@@ -5,7 +5,7 @@
 //! moves, which is after the backend is done with the memory.
 
 use net::nic::{Backend, TxBurst, VnetHdr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use vm_memory::GuestMemoryMmap;
 
 use crate::net::counters::{Counters, count};
@@ -20,13 +20,18 @@ pub const TX_BURST: u16 = 64;
 /// Longest frame that any link carries: an IPv6 packet of the largest payload, in Ethernet.
 pub const MAX_FRAME: usize = 14 + 40 + 65535;
 
-/// What one call of [`TxQueue::process`] did.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct TxDone {
-    /// Chains taken.
-    pub(crate) chains: usize,
-    /// The driver wants an interrupt.
-    pub(crate) signal: bool,
+/// How long an interrupt for returned chains may wait for a reason to be left out.
+///
+/// A driver hurries to get frames, not to get its own buffers back; Linux's looks for those whenever
+/// it takes frames. So while frames go to the guest, an interrupt for the TX queue is one too many.
+pub const TX_INTERRUPT_DELAY: Duration = Duration::from_millis(1);
+
+/// An interrupt that the driver wants and has not got.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    /// The used index when the driver last had nothing to be told.
+    since: u16,
+    at: Instant,
 }
 
 /// The transmit queue and its notification state.
@@ -34,19 +39,25 @@ pub(crate) struct TxDone {
 pub(crate) struct TxQueue {
     vring: Vring,
     armed: bool,
+    owed: Option<Owed>,
 }
 
 impl TxQueue {
     pub(crate) fn new(vring: Vring) -> Self {
         // The driver notifies until told otherwise.
-        Self { vring, armed: true }
+        Self {
+            vring,
+            armed: true,
+            owed: None,
+        }
     }
 
     pub(crate) fn into_vring(self) -> Vring {
         self.vring
     }
 
-    /// Passes one burst from the guest to `backend`, and returns its chains.
+    /// Passes one burst from the guest to `backend`, and returns its chains; tells how many there were.
+    /// The interrupt for them is left to [`Self::interrupt_due`].
     ///
     /// Frames ahead of a malformed chain are still sent.
     pub(crate) fn process<'m>(
@@ -56,13 +67,13 @@ impl TxQueue {
         backend: &mut dyn Backend,
         counters: &Counters,
         now: Instant,
-    ) -> Result<TxDone, DriverFault> {
+    ) -> Result<usize, DriverFault> {
         if self.armed {
             self.vring.disable_notification(mem)?;
             self.armed = false;
         }
         let view = self.vring.view(mem);
-        let (mut done, mut bytes, mut oversized) = (TxDone::default(), 0, 0);
+        let (mut chains, mut bytes, mut oversized) = (0, 0, 0);
         let mut fault = None;
         while self.vring.pending() < TX_BURST.min(self.vring.size()) {
             let head = match self.vring.pop(&view) {
@@ -73,7 +84,7 @@ impl TxQueue {
                     break;
                 }
             };
-            done.chains += 1;
+            chains += 1;
             match self.read_frame(&view, head, burst) {
                 Ok((hdr, len)) if len <= MAX_FRAME => {
                     burst.end_frame(hdr);
@@ -99,11 +110,40 @@ impl TxQueue {
             count(&counters.tx_bursts, 1);
         }
         count(&counters.tx_oversized, oversized);
-        done.signal = self.vring.publish(&view)?;
+        let since = self.vring.next_used();
+        if self.vring.publish(&view)? {
+            self.owed.get_or_insert(Owed { since, at: now });
+        }
         match fault {
             Some(fault) => Err(fault),
-            None => Ok(done),
+            None => Ok(chains),
         }
+    }
+
+    /// Tells whether the driver must have its interrupt now. `woken` is true when it was just
+    /// interrupted for frames, and so may find its chains by itself.
+    pub(crate) fn interrupt_due(
+        &mut self,
+        mem: &GuestMemoryMmap,
+        woken: bool,
+        now: Instant,
+    ) -> Result<bool, DriverFault> {
+        let Some(Owed { since, at }) = self.owed else {
+            return Ok(false);
+        };
+        let returned = self.vring.next_used().wrapping_sub(since);
+        let late = now.saturating_duration_since(at) >= TX_INTERRUPT_DELAY;
+        if woken && !late && returned < self.vring.size() / 2 {
+            return Ok(false);
+        }
+        let view = self.vring.view(mem);
+        self.owed = None;
+        self.vring.wants_interrupt(&view, since)
+    }
+
+    /// When [`Self::interrupt_due`] wants to be asked again.
+    pub(crate) fn interrupt_deadline(&self) -> Option<Instant> {
+        self.owed.map(|owed| owed.at + TX_INTERRUPT_DELAY)
     }
 
     /// Puts the frame at `head` into `burst`; its header may be spread over several descriptors.

@@ -144,24 +144,26 @@ fn run(engine: &mut NetEngine, mut poll: Poll, stop: &AtomicBool) -> io::Result<
 }
 
 /// Waits until something happens.
-fn sleep(engine: &NetEngine, poll: &mut Poll, events: &mut Events) -> io::Result<()> {
-    let timeout = match engine.backend().deadline() {
-        Some(deadline) if !engine.is_broken() => {
-            Some(deadline.saturating_duration_since(Instant::now()))
-        }
-        _ => None,
-    };
+fn sleep(engine: &mut NetEngine, poll: &mut Poll, events: &mut Events) -> io::Result<()> {
+    let timeout = engine
+        .deadline()
+        .map(|deadline| deadline.saturating_duration_since(Instant::now()));
     count(&engine.counters().sleeps, 1);
     match poll.poll(events, timeout) {
         Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
         result => result?,
     }
+    let mut quiet = true;
     for event in events.iter() {
         match event.token() {
+            BACKEND => quiet = false,
             KICK_RX => count(&engine.counters().rx_kicks, 1),
             KICK_TX => count(&engine.counters().tx_kicks, 1),
             _ => {}
         }
+    }
+    if quiet {
+        engine.host_is_quiet();
     }
     Ok(())
 }

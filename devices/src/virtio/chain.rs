@@ -109,7 +109,7 @@ impl<'m> Table<'m> {
             if seen == size {
                 return Err(DriverFault::Loop { head, limit: size });
             }
-            let desc: Descriptor = window.read(usize::from(index) * DESC_LEN)?;
+            let desc = read_descriptor(&window, index)?;
             seen += 1;
 
             if desc.refers_to_indirect_table() {
@@ -151,6 +151,17 @@ impl<'m> Table<'m> {
             index = desc.next();
         }
     }
+}
+
+/// Reads descriptor `index`, each half once: as words, since a copy of 16 bytes would be a call.
+fn read_descriptor(window: &Window<'_>, index: u16) -> Result<Descriptor, DriverFault> {
+    let at = usize::from(index) * DESC_LEN;
+    let addr = u64::from_le(window.read(at)?);
+    // `len`, `flags` and `next` of `struct virtq_desc`, from the low end.
+    let rest = u64::from_le(window.read(at + 8)?);
+    #[expect(clippy::cast_possible_truncation, reason = "cut into fields")]
+    let (len, flags, next) = (rest as u32, (rest >> 32) as u16, (rest >> 48) as u16);
+    Ok(Descriptor::new(addr, len, flags, next))
 }
 
 /// Number of descriptors in the table that `desc` names (VIRTIO 1.3, 2.7.5.3).

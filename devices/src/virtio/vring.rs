@@ -159,13 +159,26 @@ impl Vring {
         self.queue.set_next_used(new);
         // Release: buffers and used elements are visible before the index is.
         view.used.store(2, new, Ordering::Release)?;
+        self.wants_interrupt(view, old)
+    }
+
+    /// Position in the used ring that the driver sees.
+    pub fn next_used(&self) -> u16 {
+        self.queue.next_used()
+    }
+
+    /// True when the driver wants an interrupt for what became visible since the used index was `old`.
+    ///
+    /// # Errors
+    /// Fails when the ring is not in guest memory.
+    pub fn wants_interrupt(&self, view: &RingView<'_>, old: u16) -> Result<bool, DriverFault> {
         // The index must be visible before we read what the driver wants: it does the same two
         // steps in the opposite order, so at least one of us sees the other (VIRTIO 1.3, 2.7.7.2).
         fence(Ordering::SeqCst);
         if self.queue.event_idx_enabled() {
             let at = 4 + 2 * usize::from(self.queue.size());
             let used_event = view.avail.load(at, Ordering::Relaxed)?;
-            Ok(event_passed(used_event, old, new))
+            Ok(event_passed(used_event, old, self.queue.next_used()))
         } else {
             let flags = view.avail.load(0, Ordering::Relaxed)?;
             Ok(flags & AVAIL_F_NO_INTERRUPT == 0)

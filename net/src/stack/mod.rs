@@ -69,6 +69,8 @@ pub struct Stack {
     /// Listeners with connections that wait.
     waiting: Vec<usize>,
     retry_accept: Option<Instant>,
+    /// No socket has anything to tell.
+    quiet: bool,
     drops: Drops,
 }
 
@@ -151,6 +153,7 @@ impl Stack {
             forwards,
             waiting: Vec::new(),
             retry_accept: None,
+            quiet: false,
             drops: Drops::default(),
         })
     }
@@ -344,7 +347,9 @@ impl Backend for Stack {
     }
 
     fn receive(&mut self, ring: &mut dyn RxRing, now: Instant) -> Stop {
-        self.take_events(now);
+        if !std::mem::take(&mut self.quiet) {
+            self.take_events(now);
+        }
         if !self.waiting.is_empty() {
             self.accept(now);
         }
@@ -361,6 +366,14 @@ impl Backend for Stack {
             Stop::Idle if more => Stop::Yield,
             stop => stop,
         }
+    }
+
+    fn after_burst(&mut self) -> bool {
+        self.tcp.after_burst()
+    }
+
+    fn host_is_quiet(&mut self) {
+        self.quiet = true;
     }
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {

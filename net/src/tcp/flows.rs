@@ -136,6 +136,8 @@ pub(super) struct Flow<S> {
     shutdown_due: bool,
     /// The flow waits until octets in flight over all flows are below their bound.
     pub(super) capped: bool,
+    /// The flow waits for the end of the burst.
+    pub(super) cared_for: bool,
     /// An entry for this flow is in the timer heap, at this time.
     timer: Option<Instant>,
     /// When the host loses its claim on the tail of a connection that is over.
@@ -165,6 +167,8 @@ pub struct TcpCounters {
 pub struct Flows<H: TcpHost> {
     pub(super) table: FlowTable<Flow<H::Socket>>,
     pub(super) ready: VecDeque<FlowId>,
+    /// Flows whose sockets or rings are to be seen to when the burst is out; each once.
+    pub(super) aftercare: Vec<FlowId>,
     /// Flows that wait for octets in flight over all flows to go down; each once.
     pub(super) capped: Vec<FlowId>,
     timers: BinaryHeap<Reverse<(Instant, FlowId)>>,
@@ -202,6 +206,7 @@ impl<H: TcpHost> Flows<H> {
         Self {
             table: FlowTable::new(limits.flows),
             ready: VecDeque::new(),
+            aftercare: Vec::new(),
             capped: Vec::new(),
             timers: BinaryHeap::new(),
             loose: VecDeque::new(),
@@ -602,6 +607,7 @@ impl<S: TcpSocket> Flow<S> {
             eof: false,
             shutdown_due: false,
             capped: false,
+            cared_for: false,
             timer: None,
             linger: None,
             segments_to_guest: 0,

@@ -105,6 +105,31 @@ impl<H: TcpHost> Flows<H> {
         }
     }
 
+    /// Sees to the flows that were served, while the guest works on their frames: what it acknowledged
+    /// leaves the sockets, what came meanwhile enters the rings. True when there is more to send.
+    pub fn after_burst(&mut self) -> bool {
+        let mut flows = std::mem::take(&mut self.aftercare);
+        for id in flows.drain(..) {
+            let Some((_, flow)) = self.table.get_mut(id) else {
+                continue;
+            };
+            flow.cared_for = false;
+            let before = flow.window.capacity();
+            let done = match &flow.window {
+                Window::Socket(_) => flow.window.settle(&mut flow.socket),
+                Window::Ring(_) => flow.fill_ring(self.ring_bytes < self.limits.rings),
+            };
+            self.ring_bytes += flow.window.capacity() - before;
+            if done.is_err() {
+                self.host_reset(id);
+            } else if flow.may_send() {
+                self.requeue(id);
+            }
+        }
+        self.aftercare = flows;
+        self.has_work()
+    }
+
     /// Sets a flow aside until the octets in flight over all flows are below their bound.
     fn wait_for_room(&mut self, id: FlowId) {
         if let Some((_, flow)) = self.table.get_mut(id)
@@ -146,6 +171,9 @@ impl<H: TcpHost> Flows<H> {
                 break turn;
             }
         };
+        if flow.wants_aftercare() && !std::mem::replace(&mut flow.cared_for, true) {
+            self.aftercare.push(id);
+        }
         if matches!(turn, Turn::NoBuffers | Turn::Broken) {
             return turn;
         }
@@ -184,6 +212,23 @@ impl Serving<'_> {
 }
 
 impl<S: TcpSocket> Flow<S> {
+    /// There is something that can wait for the end of the burst.
+    fn wants_aftercare(&self) -> bool {
+        match &self.window {
+            Window::Socket(peeked) => peeked.owed() > 0,
+            Window::Ring(ring) => self.readable && !self.eof && ring.capacity() > 0,
+        }
+    }
+
+    /// The ring has bytes that the guest's window allows, or an end to tell.
+    fn may_send(&mut self) -> bool {
+        let (Window::Ring(ring), Some(sender)) = (&self.window, self.conn.sender()) else {
+            return false;
+        };
+        let queued = u32::try_from(ring.len()).unwrap_or(u32::MAX);
+        (self.eof && !sender.closing()) || sender.grant(queued, sender.mss()).is_some()
+    }
+
     /// Sends one frame with data, if there is some and the guest's window allows it.
     fn send_data(
         &mut self,
@@ -203,12 +248,15 @@ impl<S: TcpSocket> Flow<S> {
         ring: &mut dyn RxRing,
         serving: &mut Serving<'_>,
     ) -> Step {
-        let before = self.window.capacity();
-        let may_grow = *serving.ring_bytes < serving.limits.rings;
-        let filled = self.fill_ring(may_grow);
-        *serving.ring_bytes += self.window.capacity() - before;
-        filled.map_err(|_| Turn::Broken)?;
-
+        let sent = self.conn.sender().map_or(0, |sender| sender.in_flight());
+        if matches!(&self.window, Window::Ring(ring) if ring.len() <= sent as usize) {
+            // Nothing is at hand. What else there is to read can wait for the end of the burst.
+            let before = self.window.capacity();
+            let may_grow = *serving.ring_bytes < serving.limits.rings;
+            let filled = self.fill_ring(may_grow);
+            *serving.ring_bytes += self.window.capacity() - before;
+            filled.map_err(|_| Turn::Broken)?;
+        }
         let Window::Ring(window) = &self.window else {
             return Err(Turn::Done);
         };
@@ -248,9 +296,10 @@ impl<S: TcpSocket> Flow<S> {
         ring: &mut dyn RxRing,
         serving: &mut Serving<'_>,
     ) -> Step {
-        self.window
-            .settle(&mut self.socket)
-            .map_err(|_| Turn::Broken)?;
+        if matches!(&self.window, Window::Socket(peeked) if !peeked.can_owe()) {
+            let settled = self.window.settle(&mut self.socket);
+            settled.map_err(|_| Turn::Broken)?;
+        }
         let Window::Socket(peeked) = &mut self.window else {
             return Err(Turn::Done);
         };
@@ -273,7 +322,7 @@ impl<S: TcpSocket> Flow<S> {
         };
         // The driver may have taken back its promise to finish checksums while this flow goes on.
         let blind = serving.link.offloads.contains(Offloads::GUEST_CSUM);
-        let (skip, want) = (grant.offset as usize, asked as usize);
+        let (skip, want) = ((peeked.owed() + grant.offset) as usize, asked as usize);
         let got = if blind {
             self.socket.peek_guest(skip, frame.slices(), at, want)
         } else {
@@ -327,9 +376,12 @@ impl<S: TcpSocket> Flow<S> {
     /// Nothing is in flight and the guest's window allows nothing: if there is anything to send, the
     /// guest is to be asked for its window now and then.
     fn wait_for_window(&mut self, now: Instant) -> Step {
+        let Window::Socket(peeked) = &self.window else {
+            return Err(Turn::Done);
+        };
         let mut byte = [0];
         let room = [VolatileSlice::from(&mut byte[..])];
-        let got = self.socket.peek_guest(0, &room, 0, 1);
+        let got = self.socket.peek_guest(peeked.owed() as usize, &room, 0, 1);
         let sender = self.conn.sender().ok_or(Turn::Done)?;
         match got {
             Ok(0) => {

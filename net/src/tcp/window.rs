@@ -28,24 +28,26 @@ pub(super) struct Peeked {
     owed: u32,
     /// Bytes that the next peek asks for: room is reserved for them.
     expected: u32,
+    /// Peeks go on past `owed` at no cost.
+    offset: bool,
 }
 
 impl Window {
     /// A window for `socket`, by the path `rx` if the link and the host allow it.
     pub(super) fn open(rx: RxPath, offloads: Offloads, socket: &mut impl TcpSocket) -> Self {
-        let in_socket = offloads.contains(Offloads::GUEST_CSUM)
-            && match rx {
-                RxPath::Ring | RxPath::Copy => false,
-                RxPath::Direct => socket.keep_peek_offset(),
-                RxPath::DirectDiscard => true,
-            };
-        if in_socket {
-            Self::Socket(Peeked {
+        let offset = match rx {
+            _ if !offloads.contains(Offloads::GUEST_CSUM) => None,
+            RxPath::Ring | RxPath::Copy => None,
+            RxPath::Direct => socket.keep_peek_offset().then_some(true),
+            RxPath::DirectDiscard => Some(false),
+        };
+        match offset {
+            Some(offset) => Self::Socket(Peeked {
                 owed: 0,
                 expected: FIRST_PEEK,
-            })
-        } else {
-            Self::Ring(Ring::default())
+                offset,
+            }),
+            None => Self::Ring(Ring::default()),
         }
     }
 
@@ -94,6 +96,16 @@ impl Window {
 }
 
 impl Peeked {
+    /// Bytes ahead of the window that peeks have to get past.
+    pub(super) fn owed(&self) -> u32 {
+        self.owed
+    }
+
+    /// Dropping what was acknowledged can wait for the end of the burst.
+    pub(super) fn can_owe(&self) -> bool {
+        self.offset
+    }
+
     /// How many of `granted` bytes to ask for, in whole segments of `mss` bytes if more than one.
     pub(super) fn ask(&self, granted: u32, mss: u32) -> u32 {
         let n = granted.min(self.expected.max(mss));

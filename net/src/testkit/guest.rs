@@ -119,7 +119,12 @@ impl<B: Backend> Guest<B> {
             burst.end_frame(VnetHdr::default());
         }
         self.backend.transmit(&burst, Instant::now());
-        while self.backend.receive(&mut self.ring, Instant::now()) == Stop::Yield {}
+        loop {
+            let stop = self.backend.receive(&mut self.ring, Instant::now());
+            if !self.backend.after_burst() && stop != Stop::Yield {
+                break;
+            }
+        }
         self.wire
             .to_guest
             .extend(self.ring.frames.drain(..).map(|(_, frame)| frame));

@@ -278,7 +278,8 @@ impl Script {
     pub(crate) fn pump(&mut self) -> Stop {
         loop {
             let stop = self.flows.pump(&mut self.ring, self.now);
-            if stop != Stop::Yield {
+            let more = self.flows.after_burst() && stop == Stop::Idle;
+            if stop != Stop::Yield && !more {
                 return stop;
             }
         }

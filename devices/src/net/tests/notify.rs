@@ -5,6 +5,7 @@ use std::time::Instant;
 use net::nic::VnetHdr;
 
 use super::Probe;
+use crate::net::TX_INTERRUPT_DELAY;
 use crate::net::engine::{NetEngine, Scratch};
 use crate::testing::MockDriver;
 use crate::virtio::spec::{F_EVENT_IDX, F_VERSION_1, NET_F_MRG_RXBUF};
@@ -51,6 +52,7 @@ fn one_interrupt_per_burst() {
         let mut card = Card::new(features);
         card.send(10);
         assert_eq!(card.tx(), 10);
+        card.rx();
         assert_eq!(card.driver.interrupt.queue(1), 1);
         for _ in 0..5 {
             card.driver.post_rx(&[100]);
@@ -73,10 +75,12 @@ fn the_driver_can_switch_interrupts_off() {
     card.driver.tx.set_avail_flags(1);
     card.send(3);
     card.tx();
+    card.rx();
     assert_eq!(card.driver.interrupt.queue(1), 0);
     card.driver.tx.set_avail_flags(0);
     card.send(1);
     card.tx();
+    card.rx();
     assert_eq!(card.driver.interrupt.queue(1), 1);
 }
 
@@ -91,6 +95,7 @@ fn used_event_is_honoured_through_the_wrap() {
     for _ in 0..22_000 {
         card.send(3);
         assert_eq!(card.tx(), 3);
+        card.rx();
         card.driver.collect_tx();
         let before = used;
         used = used.wrapping_add(3);
@@ -102,6 +107,44 @@ fn used_event_is_honoured_through_the_wrap() {
         assert_eq!(card.driver.interrupt.queue(1), expected, "at {used}");
     }
     assert!(expected > 9000);
+}
+
+/// A driver that is interrupted for frames looks for its own buffers, too: it gets the second
+/// interrupt only when it has not, or when many buffers wait.
+#[test]
+fn an_interrupt_for_frames_stands_in_for_one_for_buffers() {
+    let round = |card: &mut Card, frames: usize| {
+        card.send(frames);
+        card.driver.post_rx(&[100]);
+        card.probe.deliver(&[0; 60]);
+        card.driver.rx.set_used_event(card.driver.rx.device_idx());
+        card.tx();
+        card.rx();
+        (
+            card.driver.interrupt.queue(0),
+            card.driver.interrupt.queue(1),
+        )
+    };
+    let later = Instant::now() + 2 * TX_INTERRUPT_DELAY;
+
+    // The driver takes its buffers and says where to go on.
+    let mut card = Card::new(EVENTS);
+    assert_eq!(round(&mut card, 1), (1, 0));
+    assert!(card.engine.deadline().is_some());
+    card.driver.tx.set_used_event(1);
+    card.engine.process_rx(&mut card.scratch, later);
+    assert_eq!(card.driver.interrupt.queue(1), 0);
+    assert_eq!(card.engine.deadline(), None);
+
+    // It does not.
+    let mut card = Card::new(EVENTS);
+    assert_eq!(round(&mut card, 1), (1, 0));
+    card.engine.process_rx(&mut card.scratch, later);
+    assert_eq!(card.driver.interrupt.queue(1), 1);
+
+    // Half of the ring waits.
+    let mut card = Card::new(EVENTS);
+    assert_eq!(round(&mut card, 8), (1, 1));
 }
 
 #[test]
