@@ -22,7 +22,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if passed {
         println!(
             "test: unit, scripted, seeded and bare-guest tests ran on this machine; the guest \
-             stories ran in the lab, each row above"
+             stories ran in the lab, and guests at native speed and QEMU behind `wonton serve`, each \
+             row above"
         );
     }
     Ok(if passed {
