@@ -23,7 +23,8 @@ const STOP: Token = Token(4);
 /// How long the host is not listened to while frames wait for buffers, at first and at most.
 ///
 /// Those frames woke the worker, and each that joins them would do so for nothing: a flood that a guest
-/// cannot keep up with would cost a core. Doubles while nothing changes.
+/// cannot keep up with would cost a core. Doubles while nothing happens; beyond the most, nothing is
+/// going on, and the worker sleeps as usual.
 const STARVED_MIN: Duration = Duration::from_millis(1);
 const STARVED_MAX: Duration = Duration::from_millis(64);
 
@@ -68,10 +69,10 @@ impl Sleep {
         let deadline = engine.deadline();
         let mut timeout =
             deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let starved = engine.is_starved();
-        let poll = if starved {
+        let deaf = engine.is_starved() && self.patience <= STARVED_MAX;
+        let poll = if deaf {
             timeout = Some(timeout.map_or(self.patience, |timeout| timeout.min(self.patience)));
-            self.patience = (self.patience * 2).min(STARVED_MAX);
+            self.patience *= 2;
             &mut self.doorbells
         } else {
             &mut self.all
@@ -81,7 +82,7 @@ impl Sleep {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             result => result?,
         }
-        let mut quiet = !starved;
+        let mut quiet = !deaf;
         for event in self.events.iter() {
             self.patience = STARVED_MIN;
             match event.token() {
