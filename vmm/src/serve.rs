@@ -7,6 +7,7 @@
 //! ```
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,21 +50,21 @@ pub fn run(config: &ServeConfig) -> anyhow::Result<Exit> {
     let session = Session {
         stop: AtomicBool::new(false),
         stream: Mutex::default(),
-        done: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).context("cannot make an event")?,
+        wake: event()?,
+        done: event()?,
     };
     let exit = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .name("wonton-session".into())
             .spawn_scoped(scope, || {
+                // Also when the thread panics.
+                let _done = Raise(&session.done);
                 let mut back_end = VhostUser::new(Box::new(net), DATA_RINGS);
-                let result = session.serve(&socket.listener, &mut back_end, config.once);
-                // Fails only when the counter is full; then it is readable anyway.
-                let _ = session.done.write(1);
-                result
+                session.serve(&socket.listener, &mut back_end, config.once)
             })
             .context("cannot start a thread")?;
         let exit = wait(config, &signals, &session, &counters);
-        session.end(&socket);
+        session.end();
         let served = thread
             .join()
             .unwrap_or_else(|_| Err(anyhow::anyhow!("the session thread panicked")));
@@ -86,7 +87,10 @@ fn wait(
                 .context("cannot wait for signals")?;
         while signalled && let Some(signal) = signals.next() {
             if libc::c_int::from(signal) == STATS_SIGNAL {
-                write_stats(config.stats.as_deref(), counters)?;
+                // No reason to take the network away.
+                if let Err(error) = write_stats(config.stats.as_deref(), counters) {
+                    tracing::error!("{error:#}");
+                }
             } else {
                 return Ok(Exit::Signal(signal));
             }
@@ -115,10 +119,26 @@ fn write_stats(file: Option<&Path>, counters: &Counters) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write counters to {}", file.display()))
 }
 
+fn event() -> anyhow::Result<EventFd> {
+    EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).context("cannot make an event")
+}
+
+/// Writes to an event when it goes.
+struct Raise<'a>(&'a EventFd);
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        // Fails only when the counter is full; then it is readable anyway.
+        let _ = self.0.write(1);
+    }
+}
+
 /// The front-end that is served now, shared with the thread that may have to end it.
 struct Session {
     stop: AtomicBool,
     stream: Mutex<Option<UnixStream>>,
+    /// Written to end a wait for a front-end.
+    wake: EventFd,
     /// Written when the thread is about to end.
     done: EventFd,
 }
@@ -131,7 +151,19 @@ impl Session {
         once: bool,
     ) -> anyhow::Result<()> {
         loop {
-            let (stream, _) = listener.accept().context("cannot accept a front-end")?;
+            let [arrived, woken] =
+                wait_readable([Some(listener.as_fd()), Some(sys::borrow(&self.wake))], -1)
+                    .context("cannot wait for a front-end")?;
+            if woken {
+                return Ok(());
+            }
+            let stream = match listener.accept() {
+                Ok((stream, _)) if arrived => stream,
+                // It may have changed its mind.
+                Ok(_) => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => return Err(error).context("cannot accept a front-end"),
+            };
             *self.stream() = Some(stream.try_clone().context("cannot accept a front-end")?);
             // After the store above: whoever stops us sees the stream, or we see this.
             if self.stop.load(Ordering::SeqCst) {
@@ -150,14 +182,14 @@ impl Session {
     }
 
     /// Makes [`Self::serve`] return.
-    fn end(&self, socket: &Socket) {
+    fn end(&self) {
         self.stop.store(true, Ordering::SeqCst);
         if let Some(stream) = &*self.stream() {
             // Fails only when it is closed already.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
-        // For one that waits for a front-end: this is it. It fails when nobody accepts any more.
-        let _ = UnixStream::connect(&socket.path);
+        // Fails only when the counter is full; then it is readable anyway.
+        let _ = self.wake.write(1);
     }
 
     fn stream(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
@@ -189,6 +221,9 @@ impl Socket {
         }
         let listener = UnixListener::bind(path)
             .with_context(|| format!("cannot listen on {}", path.display()))?;
+        listener
+            .set_nonblocking(true)
+            .context("cannot set up the socket")?;
         Ok(Self {
             listener,
             path: path.to_owned(),

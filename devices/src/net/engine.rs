@@ -110,6 +110,10 @@ impl NetEngine {
     /// Stops the card without a reset: the backend, the RX and TX queues, and the control queue if
     /// it is in use; all with their indices.
     pub fn into_parts(self) -> (Box<dyn Backend>, [Queue; 2], Option<Queue>) {
+        if self.tx.interrupt_deadline().is_some() {
+            // Whoever goes on with the queue does not know of it.
+            self.signal(TX_QUEUE);
+        }
         let queues = [self.rx.into_vring(), self.tx.into_vring()];
         let ctrl = self.ctrl.map(|ctrl| ctrl.into_vring().into_queue());
         (self.backend, queues.map(Vring::into_queue), ctrl)

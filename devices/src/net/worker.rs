@@ -108,7 +108,7 @@ fn run(engine: &mut NetEngine, mut sleep: Sleep, stop: &AtomicBool) -> io::Resul
         // Every round: a driver waits for the answer, and under load there is no sleep to wake from.
         let commands_due = engine.process_ctrl();
         let taken = engine.process_tx(&mut scratch, now);
-        if taken > 0 || backend_due {
+        if commands_due || taken > 0 || backend_due {
             backend_due = engine.process_rx(&mut scratch, now);
         }
         if commands_due || taken > 0 || backend_due || engine.arm_tx() {

@@ -139,6 +139,7 @@ impl OsHost {
             let failed = event.is_error();
             let readiness = Readiness {
                 readable: event.is_readable() || failed,
+                urgent: event.is_priority(),
                 writable: event.is_writable() || failed,
                 read_closed: event.is_read_closed() || failed,
                 failed,
@@ -181,7 +182,7 @@ impl TcpHost for OsHost {
         self.watch(
             &mut stream,
             Subject::Tcp(id),
-            Interest::READABLE | Interest::WRITABLE,
+            Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY,
         )?;
         Ok(OsTcp::new(stream))
     }

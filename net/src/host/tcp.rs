@@ -36,6 +36,12 @@ impl OsTcp {
         // adding delays, and from holding on to a dead peer. A failure costs nothing but that.
         let _ = stream.set_nodelay(true);
         let _ = SockRef::from(&stream).set_keepalive(true);
+        // Urgent bytes stay in the stream (RFC 6093, 5). Apart from it, they would be missing from what
+        // a peek copies but not from what it counts.
+        let inline = SockRef::from(&stream).set_out_of_band_inline(true);
+        if let Err(error) = inline {
+            tracing::debug!(%error, "urgent data will be lost");
+        }
         Self {
             stream,
             peek: Peek::Skip,

@@ -128,8 +128,8 @@ pub(super) struct Flow<S> {
     pub(super) queued: bool,
     /// The socket may have more to read.
     pub(super) readable: bool,
-    /// The far end closed: read until the end however short the reads are.
-    pub(super) read_closed: bool,
+    /// The far end closed, or sent urgent data: short reads do not mean that nothing is left.
+    pub(super) read_on: bool,
     /// The far end's stream was read to its end.
     pub(super) eof: bool,
     /// The guest's stream has ended: shut the socket when the tail is empty.
@@ -409,7 +409,7 @@ impl<H: TcpHost> Flows<H> {
             }
         }
         flow.readable |= readiness.readable || readiness.read_closed;
-        flow.read_closed |= readiness.read_closed;
+        flow.read_on |= readiness.read_closed || readiness.urgent;
         // Past the far end's FIN no read would tell of a reset.
         let broken = readiness.failed && flow.eof;
         let before = flow.tail.len();
@@ -589,6 +589,8 @@ pub struct Readiness {
     pub writable: bool,
     /// The far end closed its stream or the connection.
     pub read_closed: bool,
+    /// There are urgent bytes: reads stop ahead of them.
+    pub urgent: bool,
     /// The connection broke.
     pub failed: bool,
 }
@@ -603,7 +605,7 @@ impl<S: TcpSocket> Flow<S> {
             syn,
             queued: false,
             readable: false,
-            read_closed: false,
+            read_on: false,
             eof: false,
             shutdown_due: false,
             capped: false,

@@ -122,7 +122,7 @@ impl<H: TcpHost> Flows<H> {
             self.ring_bytes += flow.window.capacity() - before;
             if done.is_err() {
                 self.host_reset(id);
-            } else if flow.may_send() {
+            } else if !flow.capped && flow.may_send() {
                 self.requeue(id);
             }
         }
@@ -344,15 +344,15 @@ impl<S: TcpSocket> Flow<S> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && !known => {
                 // Without SO_PEEK_OFF the end shows only once nothing is in flight ahead of it, and
                 // no event comes for that.
-                self.readable = self.read_closed;
+                self.readable = self.read_on;
                 return Err(Turn::Done);
             }
             Err(_) => return Err(Turn::Broken),
         };
         peeked.learn(asked, got);
         if got < asked {
-            // The socket was drained, unless the end is behind it.
-            self.readable = self.read_closed && !self.eof;
+            // The socket was drained, unless the end or urgent data is behind it.
+            self.readable = self.read_on && !self.eof;
         }
         let last = got < asked || !self.readable;
         let header = self.commit(grant, got, last, serving).ok_or(Turn::Done)?;
@@ -435,9 +435,8 @@ impl<S: TcpSocket> Flow<S> {
             let room = ring.room();
             match ring.fill(|pieces| self.socket.read(pieces)) {
                 Ok(0) => self.eof = true,
-                // A short read drained the socket, unless the end is behind it. (It may also stop at
-                // urgent data; what is behind that waits for the next segment.)
-                Ok(n) => self.readable = n == room || self.read_closed,
+                // A short read drained the socket, unless the end or urgent data is behind it.
+                Ok(n) => self.readable = n == room || self.read_on,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),

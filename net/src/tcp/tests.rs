@@ -168,6 +168,25 @@ mod opening {
 mod download {
     use super::*;
 
+    /// At the bound a flow waits for the guest; looking at it again and again would not help.
+    #[test]
+    fn a_capped_flow_is_left_alone() {
+        on_all_paths(|setup| {
+            let mut t = Script::established(Setup {
+                limits: Limits {
+                    in_flight: 4000,
+                    ..Limits::default()
+                },
+                ..setup
+            });
+            t.host_writes(&pattern(100_000));
+            assert_eq!(t.pump(), Stop::Idle);
+            assert!(!t.flows.after_burst());
+            assert!(!t.flows.has_work());
+            assert!(t.guest_reads_all(1) == pattern(100_000));
+        });
+    }
+
     #[test]
     fn bytes_arrive_in_segments_and_stay_until_acknowledged() {
         on_all_paths(|setup| {
@@ -712,6 +731,7 @@ mod regressions {
             readable: true,
             writable: true,
             read_closed: true,
+            urgent: false,
             failed: true,
         });
         t.guest_sees(seg().seq(2).ack(9).rst());
