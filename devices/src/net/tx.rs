@@ -24,7 +24,12 @@ pub const MAX_FRAME: usize = 14 + 40 + 65535;
 ///
 /// A driver hurries to get frames, not to get its own buffers back; Linux's looks for those whenever
 /// it takes frames. So while frames go to the guest, an interrupt for the TX queue is one too many.
-pub const TX_INTERRUPT_DELAY: Duration = Duration::from_millis(1);
+///
+/// Longer than a tick of the host, so that waiting does not mean setting a timer each time.
+pub const TX_INTERRUPT_DELAY: Duration = Duration::from_millis(10);
+
+/// How long a driver that did not look for its buffers in time is not made to wait.
+const NO_DELAY: Duration = Duration::from_secs(1);
 
 /// An interrupt that the driver wants and has not got.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +45,8 @@ pub(crate) struct TxQueue {
     vring: Vring,
     armed: bool,
     owed: Option<Owed>,
+    /// Until then nothing waits.
+    prompt_until: Option<Instant>,
 }
 
 impl TxQueue {
@@ -49,6 +56,7 @@ impl TxQueue {
             vring,
             armed: true,
             owed: None,
+            prompt_until: None,
         }
     }
 
@@ -133,12 +141,17 @@ impl TxQueue {
         };
         let returned = self.vring.next_used().wrapping_sub(since);
         let late = now.saturating_duration_since(at) >= TX_INTERRUPT_DELAY;
-        if woken && !late && returned < self.vring.size() / 2 {
+        let prompt = self.prompt_until.is_some_and(|until| now < until);
+        if woken && !late && !prompt && returned < self.vring.size() / 2 {
             return Ok(false);
         }
         let view = self.vring.view(mem);
         self.owed = None;
-        self.vring.wants_interrupt(&view, since)
+        let due = self.vring.wants_interrupt(&view, since)?;
+        if due && late {
+            self.prompt_until = Some(now + NO_DELAY);
+        }
+        Ok(due)
     }
 
     /// When [`Self::interrupt_due`] wants to be asked again.

@@ -21,7 +21,11 @@ pub(crate) fn rows() -> Vec<Row> {
     }
     for rx in ["ring", "direct"] {
         rows.push(row(format!("sleeper/{rx}"), move || sleeper(rx)));
-        rows.push(row(format!("streams/{rx}"), move || streams(rx)));
+        for count in [16, 64] {
+            rows.push(row(format!("streams/{rx}/{count}"), move || {
+                streams(rx, count)
+            }));
+        }
         rows.push(row(format!("front-end-killed/{rx}"), move || killed(rx)));
     }
     rows
@@ -56,12 +60,15 @@ fn sleeper(rx: &str) -> Result<()> {
 }
 
 /// More streams than a small guest has memory for: all of them move.
-fn streams(rx: &str) -> Result<()> {
+///
+/// For as many seconds as `STREAM_SECONDS` says.
+fn streams(rx: &str, count: u32) -> Result<()> {
     let lab = Lab::get()?;
     let far = Far::start(lab)?;
     let serve = Serve::start(&net(rx, ""))?;
     let mut guest = lab.boot(&serve, 256)?;
-    far.peer(&mut guest, "streams", "64 20")
+    let seconds = std::env::var("STREAM_SECONDS").unwrap_or_else(|_| "20".to_owned());
+    far.peer(&mut guest, "streams", &format!("{count} {seconds}"))
 }
 
 /// Guests die in mid-download; the process serves the next, and keeps nothing of the old.

@@ -141,6 +141,16 @@ fn an_interrupt_for_frames_stands_in_for_one_for_buffers() {
     assert_eq!(round(&mut card, 1), (1, 0));
     card.engine.process_rx(&mut card.scratch, later);
     assert_eq!(card.driver.interrupt.queue(1), 1);
+    // And so is not made to wait again.
+    card.driver.tx.set_used_event(1);
+    card.send(1);
+    card.tx();
+    card.driver.post_rx(&[100]);
+    card.probe.deliver(&[0; 60]);
+    card.driver.rx.set_used_event(card.driver.rx.device_idx());
+    card.rx();
+    let interrupt = &card.driver.interrupt;
+    assert_eq!((interrupt.queue(0), interrupt.queue(1)), (2, 2));
 
     // Half of the ring waits.
     let mut card = Card::new(EVENTS);
