@@ -1,9 +1,9 @@
 //! A device of ours behind somebody else's virtual machine: the back-end side of vhost-user.
 //!
 //! This is one more transport. Where [`MmioTransport`](crate::virtio::mmio::MmioTransport) shows
-//! registers to a driver, [`Transport`] answers a front-end (QEMU, Cloud Hypervisor, crosvm, User
+//! registers to a driver, `Transport` answers a front-end (QEMU, Cloud Hypervisor, crosvm, User
 //! Mode Linux) that speaks for one, and drives the same
-//! [`VirtioDevice`](crate::virtio::VirtioDevice).
+//! [`VirtioDevice`].
 //!
 //! ```text
 //!   front-end --socket--> BackendReqHandler --> Transport --activate / suspend--> VirtioDevice

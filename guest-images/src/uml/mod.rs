@@ -4,7 +4,7 @@
 //! is what the data path is measured with, beside passt under the same guest.
 //!
 //! Both come from Debian `sid`: older UML kernels cannot share the interrupt with passt. They run
-//! here with sid's C library beside them, see [`mod@elf`].
+//! here with sid's C library beside them, see `elf.rs`.
 
 mod console;
 mod elf;

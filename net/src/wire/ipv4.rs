@@ -81,7 +81,7 @@ pub(crate) fn write(
     write_header(frame, len, macs, src, dst, protocol, place);
 }
 
-/// As [`write`], for a payload that lies elsewhere: `head` has room for the headers, and `len` is the
+/// As [`write()`], for a payload that lies elsewhere: `head` has room for the headers, and `len` is the
 /// length of the whole IP packet.
 pub(crate) fn write_header(
     head: &mut [u8],
