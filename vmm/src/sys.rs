@@ -153,26 +153,6 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// Makes SO_PEEK_OFF of a socket `offset`.
-///
-/// # Errors
-/// As `setsockopt(2)`: EOPNOTSUPP where the kernel does not know it for this kind of socket.
-pub fn set_peek_off(fd: BorrowedFd<'_>, offset: libc::c_int) -> io::Result<()> {
-    let len = size_of::<libc::c_int>() as libc::socklen_t;
-    let value: *const libc::c_int = &raw const offset;
-    // SAFETY: the kernel reads `len` bytes at `value`, which points to an int.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEEK_OFF,
-            value.cast(),
-            len,
-        )
-    };
-    check(result).map(drop)
-}
-
 /// Opens an unprivileged ICMP ("ping") socket.
 ///
 /// # Errors

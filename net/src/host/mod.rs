@@ -11,6 +11,7 @@ mod udp;
 
 pub(crate) use os::{DNS, PING, UDP};
 pub use os::{OsHost, Subject};
+pub use peek::set_peek_offset;
 pub use ping::OsPing;
 pub(crate) use sys::descriptor_limit;
 pub use tcp::OsTcp;

@@ -14,19 +14,22 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use vm_memory::VolatileSlice;
 
-/// Pieces per system call; below IOV_MAX, and small enough for the stack.
+/// Pieces per system call; below IOV_MAX.
 const BATCH: usize = 512;
 /// Bytes of the sink. Its contents mean nothing; it is used several times in one call.
 const SINK: usize = 1 << 20;
 
-const NOTHING: libc::iovec = libc::iovec {
-    iov_base: std::ptr::null_mut(),
-    iov_len: 0,
-};
+/// What peeks of a thread share.
+#[derive(Default)]
+struct Scratch {
+    /// Where bytes go that nobody wants again. Made when it is first needed.
+    sink: Box<[u8]>,
+    /// Meaningless between calls; here for its allocation.
+    iovecs: Vec<libc::iovec>,
+}
 
 thread_local! {
-    /// Where bytes go that nobody wants again. Made when it is first needed.
-    static SINK_ROOM: RefCell<Box<[u8]>> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 /// Makes the next peek start `offset` bytes into the queue, and later ones where the one before
@@ -34,7 +37,7 @@ thread_local! {
 ///
 /// # Errors
 /// EOPNOTSUPP where the kernel does not know that for this kind of socket.
-pub(crate) fn set_peek_offset(fd: BorrowedFd<'_>, offset: usize) -> io::Result<()> {
+pub fn set_peek_offset(fd: BorrowedFd<'_>, offset: usize) -> io::Result<()> {
     let value = libc::c_int::try_from(offset).unwrap_or(libc::c_int::MAX);
     let len = size_of::<libc::c_int>() as libc::socklen_t;
     let at: *const libc::c_int = &raw const value;
@@ -103,39 +106,35 @@ fn peek_some(
     at: usize,
     len: usize,
 ) -> io::Result<(usize, usize)> {
-    if skip == 0 {
-        return peek(fd, 0, &mut [], slices, at, len);
-    }
-    SINK_ROOM.with_borrow_mut(|sink| {
-        if sink.is_empty() {
-            *sink = vec![0; SINK].into();
+    SCRATCH.with_borrow_mut(|scratch| {
+        if skip > 0 && scratch.sink.is_empty() {
+            scratch.sink = vec![0; SINK].into();
         }
-        peek(fd, skip, sink, slices, at, len)
+        peek(fd, skip, scratch, slices, at, len)
     })
 }
 
 fn peek(
     fd: BorrowedFd<'_>,
     mut skip: usize,
-    sink: &mut [u8],
+    Scratch { sink, iovecs }: &mut Scratch,
     slices: &[VolatileSlice<'_>],
     mut at: usize,
     mut len: usize,
 ) -> io::Result<(usize, usize)> {
-    let mut iovecs = [NOTHING; BATCH];
-    let (mut used, asked) = (0, len);
+    let asked = len;
     let skipped = skip;
-    while skip > 0 && used < BATCH - 1 {
+    iovecs.clear();
+    while skip > 0 && iovecs.len() < BATCH - 1 {
         let n = skip.min(sink.len());
-        iovecs[used] = libc::iovec {
+        iovecs.push(libc::iovec {
             iov_base: sink.as_mut_ptr().cast(),
             iov_len: n,
-        };
-        used += 1;
+        });
         skip -= n;
     }
     for slice in slices {
-        if len == 0 || used == BATCH || skip > 0 {
+        if len == 0 || iovecs.len() == BATCH || skip > 0 {
             break;
         }
         if at >= slice.len() {
@@ -145,12 +144,11 @@ fn peek(
         let n = len.min(slice.len() - at);
         // `at + n` is within the slice, so neither fails.
         if let Ok(room) = slice.subslice(at, n) {
-            iovecs[used] = libc::iovec {
+            iovecs.push(libc::iovec {
                 // The slices outlive the call, and plain mmap regions need no guard to stay mapped.
                 iov_base: room.ptr_guard_mut().as_ptr().cast(),
                 iov_len: n,
-            };
-            used += 1;
+            });
         }
         len -= n;
         at = 0;
@@ -159,13 +157,13 @@ fn peek(
         msg_name: std::ptr::null_mut(),
         msg_namelen: 0,
         msg_iov: iovecs.as_mut_ptr(),
-        msg_iovlen: used,
+        msg_iovlen: iovecs.len(),
         msg_control: std::ptr::null_mut(),
         msg_controllen: 0,
         msg_flags: 0,
     };
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: `message` names `used` iovecs. Each is the extent of a `VolatileSlice` that is borrowed
+    // SAFETY: `message` names all of `iovecs`, made above. Each is the extent of a `VolatileSlice` that is borrowed
     // for the whole call, or part of `sink`, which is exclusive; so the memory is mapped and writable.
     let n = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, flags) };
     let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;

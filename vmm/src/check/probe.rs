@@ -59,7 +59,7 @@ fn try_peek_off(address: &str) -> io::Result<bool> {
     let mut sender = TcpStream::connect(listener.local_addr()?)?;
     let (receiver, _) = listener.accept()?;
     receiver.set_read_timeout(Some(std::time::Duration::from_secs(1)))?;
-    sys::set_peek_off(receiver.as_fd(), 0)?;
+    net::host::set_peek_offset(receiver.as_fd(), 0)?;
     sender.write_all(b"abcd")?;
     let (mut first, mut second) = ([0; 2], [0; 2]);
     receiver.peek(&mut first)?;
