@@ -151,16 +151,15 @@ impl Session {
         once: bool,
     ) -> anyhow::Result<()> {
         loop {
-            let [arrived, woken] =
+            let [_, woken] =
                 wait_readable([Some(listener.as_fd()), Some(sys::borrow(&self.wake))], -1)
                     .context("cannot wait for a front-end")?;
             if woken {
                 return Ok(());
             }
             let stream = match listener.accept() {
-                Ok((stream, _)) if arrived => stream,
-                // It may have changed its mind.
-                Ok(_) => continue,
+                Ok((stream, _)) => stream,
+                // It changed its mind.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => return Err(error).context("cannot accept a front-end"),
             };

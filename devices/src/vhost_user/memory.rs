@@ -31,7 +31,8 @@ pub(super) struct Memory {
     slots: Vec<Slot>,
 }
 
-fn invalid(problem: impl Into<String>) -> io::Error {
+/// Something that cannot be as the front-end says.
+pub(super) fn invalid(problem: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, problem.into())
 }
 

@@ -17,7 +17,7 @@ use virtio_queue::QueueT as _;
 use vm_memory::GuestAddressSpace as _;
 
 use super::calls::Calls;
-use super::memory::{MAX_SLOTS, Memory};
+use super::memory::{MAX_SLOTS, Memory, invalid};
 use super::ring::{Addresses, MAX_SIZE, Ring};
 use crate::virtio::spec::{F_EVENT_IDX, F_VERSION_1};
 use crate::virtio::{Activation, VirtioDevice};
@@ -97,12 +97,9 @@ impl Transport {
 
     fn ring(&mut self, index: impl Into<u64>) -> Result<&mut Ring> {
         let index = usize::try_from(index.into()).unwrap_or(usize::MAX);
-        self.rings.get_mut(index).ok_or_else(|| {
-            refuse(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("there is no ring {index}"),
-            ))
-        })
+        self.rings
+            .get_mut(index)
+            .ok_or_else(|| refuse(invalid(format!("there is no ring {index}"))))
     }
 
     /// Stops the device; the rings know where it stopped.
@@ -205,10 +202,9 @@ impl VhostUserBackendReqHandlerMut for Transport {
     fn set_features(&mut self, features: u64) -> Result<()> {
         let unknown = features & !self.get_features()?;
         if unknown != 0 {
-            return Err(refuse(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("features {unknown:#x} were not offered"),
-            )));
+            return Err(refuse(invalid(format!(
+                "features {unknown:#x} were not offered"
+            ))));
         }
         self.negotiated = true;
         // Without the protocol features there is no SET_VRING_ENABLE.
@@ -240,10 +236,9 @@ impl VhostUserBackendReqHandlerMut for Transport {
         self.ring(index)?;
         let size = u16::try_from(num).ok().filter(|&size| size <= MAX_SIZE);
         let Some(size) = size.filter(|size| size.is_power_of_two()) else {
-            return Err(refuse(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("ring {index}: size {num} is not a power of two up to {MAX_SIZE}"),
-            )));
+            return Err(refuse(invalid(format!(
+                "ring {index}: size {num} is not a power of two up to {MAX_SIZE}"
+            ))));
         };
         self.change(|this| {
             this.ring(index)?.size = size;
@@ -333,10 +328,9 @@ impl VhostUserBackendReqHandlerMut for Transport {
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
         let unknown = features & !self.get_protocol_features()?.bits();
         if unknown != 0 {
-            return Err(refuse(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("protocol features {unknown:#x} were not offered"),
-            )));
+            return Err(refuse(invalid(format!(
+                "protocol features {unknown:#x} were not offered"
+            ))));
         }
         Ok(())
     }
