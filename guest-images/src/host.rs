@@ -7,15 +7,24 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::progress::Progress;
 
+/// A program of this machine, and the Debian package that has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    name: &'static str,
+    package: &'static str,
+}
+
 /// The emulator that runs the lab.
-pub const QEMU: &str = "qemu-system-x86_64";
-const QEMU_INSTALL: [&str; 5] = [
-    "apt-get",
-    "install",
-    "-y",
-    "--no-install-recommends",
-    "qemu-system-x86",
-];
+pub const QEMU: Program = Program {
+    name: "qemu-system-x86_64",
+    package: "qemu-system-x86",
+};
+
+/// The far end of the bench's transfers.
+pub const IPERF3: Program = Program {
+    name: "iperf3",
+    package: "iperf3",
+};
 
 /// The full path of `program`, searched as the shell does.
 pub fn find(program: &str) -> Option<PathBuf> {
@@ -59,24 +68,27 @@ pub fn bound(command: &Command) -> Command {
     bound
 }
 
-/// QEMU's path. When it is not installed, root installs it from Debian; others are told how.
-pub fn qemu(progress: &Progress) -> Result<PathBuf> {
-    if let Some(path) = find(QEMU) {
-        return Ok(path);
+impl Program {
+    /// Its path. When it is not installed, root installs it from Debian; others are told how.
+    pub fn installed(self, progress: &Progress) -> Result<PathBuf> {
+        let Self { name, package } = self;
+        if let Some(path) = find(name) {
+            return Ok(path);
+        }
+        let install = ["install", "-y", "--no-install-recommends", package];
+        let command = format!("apt-get {}", install.join(" "));
+        if !rustix::process::geteuid().is_root() {
+            bail!("this needs {name}, which is not installed; install it with: sudo {command}");
+        }
+        progress.note(&format!("this needs {name}; installing it: {command}"));
+        progress.step(&format!("installing {package}"));
+        if apt(&install).is_err() {
+            // a fresh machine has no package lists yet
+            apt(&["update"]).with_context(|| format!("cannot install {name}; try: {command}"))?;
+            apt(&install).with_context(|| format!("cannot install {name}; try: {command}"))?;
+        }
+        find(name).with_context(|| format!("{command} left no {name} in PATH"))
     }
-    let command = QEMU_INSTALL.join(" ");
-    if !rustix::process::geteuid().is_root() {
-        bail!("the lab needs {QEMU}, which is not installed; install it with: sudo {command}");
-    }
-    progress.note(&format!("the lab needs {QEMU}; installing it: {command}"));
-    progress.step("installing qemu-system-x86");
-    if apt(&QEMU_INSTALL[1..]).is_err() {
-        // a fresh machine has no package lists yet
-        apt(&["update"]).with_context(|| format!("cannot install {QEMU}; try: {command}"))?;
-        apt(&QEMU_INSTALL[1..])
-            .with_context(|| format!("cannot install {QEMU}; try: {command}"))?;
-    }
-    find(QEMU).with_context(|| format!("{command} left no {QEMU} in PATH"))
 }
 
 fn apt(arguments: &[&str]) -> Result<()> {

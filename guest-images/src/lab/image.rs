@@ -74,7 +74,7 @@ impl LabImage {
 }
 
 pub(crate) fn build(images: &Images) -> Result<LabImage> {
-    let qemu = host::qemu(images.progress())?;
+    let qemu = host::QEMU.installed(images.progress())?;
     let kernel = images.kernel(KERNEL)?;
     let guests = Kernel::ALL
         .into_iter()

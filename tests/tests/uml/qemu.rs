@@ -49,7 +49,7 @@ struct Qemu<'d> {
 
 impl<'d> Qemu<'d> {
     fn start(lab: &Lab, far: &Far, serve: &Serve, dir: &'d Path) -> Result<Self> {
-        let program = host::qemu(lab.images.progress())?;
+        let program = host::QEMU.installed(lab.images.progress())?;
         let guest = lab.images.guest(Kernel::Trixie612)?;
         let peer = std::fs::read(&lab.peer)?;
         let files: [(&str, u32, &[u8]); 2] = [

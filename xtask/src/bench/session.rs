@@ -4,7 +4,7 @@
 //! meets all alike. Fresh boots repeat that.
 
 use anyhow::Result;
-use guest_images::Images;
+use guest_images::{Images, host};
 use serde::Serialize;
 
 use super::awake::Awake;
@@ -58,6 +58,7 @@ impl Session {
         plan: &Plan,
     ) -> Result<Self> {
         raise_descriptor_limit();
+        host::IPERF3.installed(images.progress())?;
         images.progress().step("building what is measured");
         let programs = Programs::build(images.uml()?, subjects)?;
         let bench = Bench {

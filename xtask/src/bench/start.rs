@@ -4,12 +4,13 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use guest_images::{GuestImage, Images, Kernel};
 
+use super::process::Ended;
 use crate::agent::overhead_kib;
 use crate::build;
 
@@ -93,15 +94,4 @@ fn once(wonton: &Path, guest: &GuestImage) -> Result<(f64, u64)> {
         text.push('\n');
     }
     anyhow::bail!("wonton ended before the guest ran:\n{text}")
-}
-
-/// A child that does not outlive this.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        // Both fail only when it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
