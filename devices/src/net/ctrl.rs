@@ -13,13 +13,22 @@ use crate::virtio::chain::Access;
 use crate::virtio::fault::DriverFault;
 use crate::virtio::spec::{
     NET_CTRL_GUEST_OFFLOADS, NET_CTRL_GUEST_OFFLOADS_SET, NET_CTRL_MAC, NET_CTRL_MAC_TABLE_SET,
-    NET_CTRL_RX, NET_CTRL_RX_ALLMULTI, NET_CTRL_RX_PROMISC, NET_ERR, NET_F_CTRL_GUEST_OFFLOADS,
-    NET_F_CTRL_RX, NET_OK,
+    NET_CTRL_MQ, NET_CTRL_MQ_VQ_PAIRS_SET, NET_CTRL_RX, NET_CTRL_RX_ALLMULTI, NET_CTRL_RX_PROMISC,
+    NET_ERR, NET_F_CTRL_GUEST_OFFLOADS, NET_F_CTRL_RX, NET_F_MQ, NET_OK,
 };
 use crate::virtio::vring::Vring;
 
 /// Commands taken in one call, so that frames get their turn.
 const BURST: u16 = 16;
+
+/// What the driver wants changed about the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// The offloads towards the guest.
+    Offloads(Offloads),
+    /// The pairs of queues in use, 1 to what the card has.
+    Pairs(u16),
+}
 
 /// What one call of [`CtrlQueue::process`] did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,15 +48,19 @@ pub(crate) struct CtrlDone {
 pub(crate) struct CtrlQueue {
     vring: Vring,
     features: u64,
+    /// Pairs of queues that there are.
+    pairs: u16,
     armed: bool,
 }
 
 impl CtrlQueue {
-    /// The queue of a driver that accepted `features`, CTRL_VQ among them.
-    pub(crate) fn new(vring: Vring, features: u64) -> Self {
+    /// The queue of a driver that accepted `features`, CTRL_VQ among them, on a card with `pairs` of
+    /// queues.
+    pub(crate) fn new(vring: Vring, features: u64, pairs: u16) -> Self {
         Self {
             vring,
             features,
+            pairs,
             // A queue taken over from another device may have its event index elsewhere.
             armed: false,
         }
@@ -57,13 +70,13 @@ impl CtrlQueue {
         self.vring
     }
 
-    /// Carries out the commands that wait, up to a bound; `set_offloads` is told of each change.
+    /// Carries out the commands that wait, up to a bound; `apply` is told of each change.
     ///
     /// Notifications are on afterwards. Commands ahead of a malformed chain are still answered.
     pub(crate) fn process(
         &mut self,
         mem: &GuestMemoryMmap,
-        set_offloads: &mut dyn FnMut(Offloads),
+        apply: &mut dyn FnMut(Change),
     ) -> Result<CtrlDone, DriverFault> {
         let view = self.vring.view(mem);
         let mut done = CtrlDone::default();
@@ -83,7 +96,7 @@ impl CtrlQueue {
                     break;
                 }
             };
-            let accepted = command.run(self.features, set_offloads);
+            let accepted = command.run(self.features, self.pairs, apply);
             done.commands += 1;
             done.refused += u64::from(!accepted);
             let written = command.answer(if accepted { NET_OK } else { NET_ERR });
@@ -143,7 +156,7 @@ impl<'m> Command<'m> {
     }
 
     /// Does what is asked; false when it is to be answered with ERR.
-    fn run(&self, features: u64, set_offloads: &mut dyn FnMut(Offloads)) -> bool {
+    fn run(&self, features: u64, pairs: u16, apply: &mut dyn FnMut(Change)) -> bool {
         let rx = features & NET_F_CTRL_RX != 0;
         match (self.class, self.command) {
             // The link has one guest, and everything on it is for that guest: each filter that a
@@ -157,7 +170,12 @@ impl<'m> Command<'m> {
             {
                 let bits = self.data().map(u64::from_le_bytes);
                 let offloads = bits.and_then(|bits| changed_offloads(features, bits));
-                offloads.map(set_offloads).is_some()
+                offloads.map(Change::Offloads).map(apply).is_some()
+            }
+            (NET_CTRL_MQ, NET_CTRL_MQ_VQ_PAIRS_SET) if features & NET_F_MQ != 0 => {
+                let wanted = self.data().map(u16::from_le_bytes);
+                let wanted = wanted.filter(|wanted| (1..=pairs).contains(wanted));
+                wanted.map(Change::Pairs).map(apply).is_some()
             }
             _ => false,
         }

@@ -11,7 +11,7 @@ use virtio_queue::Queue;
 use vm_memory::{GuestAddressSpace, VolatileSlice};
 
 use crate::net::counters::{Counters, count};
-use crate::net::ctrl::CtrlQueue;
+use crate::net::ctrl::{Change, CtrlQueue};
 use crate::net::features::GUEST_OFFLOADS;
 use crate::net::rx::{RxBurst, RxQueue};
 pub use crate::net::scratch::Scratch;
@@ -85,7 +85,7 @@ impl NetEngine {
         let ctrl = parts
             .ctrl
             .filter(|_| parts.features & NET_F_CTRL_VQ != 0)
-            .map(|ctrl| CtrlQueue::new(Vring::new(ctrl.queue, indirect), parts.features));
+            .map(|ctrl| CtrlQueue::new(Vring::new(ctrl.queue, indirect), parts.features, 1));
         Self {
             ram: parts.ram,
             rx: RxQueue::new(Vring::new(parts.rx.queue, indirect), mergeable),
@@ -242,9 +242,13 @@ impl NetEngine {
         };
         let guard = self.ram.memory();
         let (backend, link) = (&mut self.backend, &mut self.link);
-        let result = ctrl.process(&guard, &mut |offloads| {
-            link.offloads = (link.offloads - GUEST_OFFLOADS) | offloads;
-            backend.set_offloads(link);
+        let result = ctrl.process(&guard, &mut |change| match change {
+            Change::Offloads(offloads) => {
+                link.offloads = (link.offloads - GUEST_OFFLOADS) | offloads;
+                backend.set_offloads(link);
+            }
+            // One is all there is.
+            Change::Pairs(_) => {}
         });
         match result {
             Ok(done) => {

@@ -6,7 +6,7 @@ use crate::virtio::spec::{
     F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, NET_F_CSUM, NET_F_CTRL_GUEST_OFFLOADS,
     NET_F_CTRL_RX, NET_F_CTRL_VQ, NET_F_GUEST_CSUM, NET_F_GUEST_TSO4, NET_F_GUEST_TSO6,
     NET_F_GUEST_USO4, NET_F_GUEST_USO6, NET_F_HOST_TSO4, NET_F_HOST_TSO6, NET_F_HOST_USO,
-    NET_F_MAC, NET_F_MRG_RXBUF, NET_F_MTU, NET_F_STATUS,
+    NET_F_MAC, NET_F_MQ, NET_F_MRG_RXBUF, NET_F_MTU, NET_F_STATUS,
 };
 
 /// Each offload with its feature bit, and the offload that it requires (VIRTIO 1.3, 5.1.3.1).
@@ -54,11 +54,11 @@ pub fn offered_features(offloads: Offloads) -> u64 {
 /// `features` without those that require one which is not among them (VIRTIO 1.3, 5.1.3.1): Linux
 /// refuses a card that offers such.
 pub fn consistent(features: u64) -> u64 {
-    let sound = features & offered_features(accepted_offloads(features));
+    let sound = features & (offered_features(accepted_offloads(features)) | NET_F_MQ);
     if features & NET_F_CTRL_VQ != 0 {
         sound
     } else {
-        sound & !(NET_F_CTRL_RX | NET_F_CTRL_GUEST_OFFLOADS)
+        sound & !(NET_F_CTRL_RX | NET_F_CTRL_GUEST_OFFLOADS | NET_F_MQ)
     }
 }
 
@@ -110,10 +110,10 @@ mod tests {
 
     #[test]
     fn what_lost_its_base_is_not_offered() {
-        let all = offered_features(Offloads::all());
+        let all = offered_features(Offloads::all()) | NET_F_MQ;
         assert_eq!(consistent(all), all);
         assert_eq!(consistent(0), 0);
-        let ctrl = NET_F_CTRL_RX | NET_F_CTRL_GUEST_OFFLOADS;
+        let ctrl = NET_F_CTRL_RX | NET_F_CTRL_GUEST_OFFLOADS | NET_F_MQ;
         assert_eq!(
             consistent(all & !NET_F_CTRL_VQ),
             all & !NET_F_CTRL_VQ & !ctrl

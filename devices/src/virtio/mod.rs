@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use virtio_queue::Queue;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
 
 /// Guest RAM as all devices see it. Swappable, because a vhost-user front-end may replace it.
 pub type GuestRam = GuestMemoryAtomic<GuestMemoryMmap>;
@@ -26,6 +27,15 @@ pub trait Interrupt: Send + Sync {
     /// Used buffers were added to queue `index` (VIRTIO 1.3, 2.3). The caller has already asked the
     /// queue whether the driver wants to know.
     fn signal_queue(&self, index: u16);
+    /// A descriptor whose writes signal queue `index` as [`Self::signal_queue`] does, for a device whose
+    /// queues are worked outside this process (vhost). `None` when there is no such thing.
+    ///
+    /// # Errors
+    /// Fails when descriptors run out.
+    fn queue_call(&self, index: u16) -> std::io::Result<Option<EventFd>> {
+        let _ = index;
+        Ok(None)
+    }
     /// The configuration changed.
     fn signal_config(&self);
     /// The driver broke the specification: set DEVICE_NEEDS_RESET (VIRTIO 1.3, 2.1.2).

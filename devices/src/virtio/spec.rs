@@ -65,6 +65,8 @@ pub const NET_F_MRG_RXBUF: u64 = bit(virtio_net::VIRTIO_NET_F_MRG_RXBUF);
 pub const NET_F_STATUS: u64 = bit(virtio_net::VIRTIO_NET_F_STATUS);
 /// There is a control queue.
 pub const NET_F_CTRL_VQ: u64 = bit(virtio_net::VIRTIO_NET_F_CTRL_VQ);
+/// There may be more than one pair of queues.
+pub const NET_F_MQ: u64 = bit(virtio_net::VIRTIO_NET_F_MQ);
 /// The control queue takes receive filters.
 pub const NET_F_CTRL_RX: u64 = bit(virtio_net::VIRTIO_NET_F_CTRL_RX);
 /// Runs of UDPv4 datagrams to the guest.
@@ -93,6 +95,10 @@ pub const NET_CTRL_RX_ALLMULTI: u8 = 1;
 pub const NET_CTRL_MAC: u8 = 1;
 /// The unicast and the multicast addresses to receive.
 pub const NET_CTRL_MAC_TABLE_SET: u8 = 0;
+/// Class: multiple queues.
+pub const NET_CTRL_MQ: u8 = 4;
+/// The number of queue pairs to use from now on.
+pub const NET_CTRL_MQ_VQ_PAIRS_SET: u8 = 0;
 /// Class: offloads towards the guest.
 pub const NET_CTRL_GUEST_OFFLOADS: u8 = 5;
 /// The offloads from now on, as feature bits.
