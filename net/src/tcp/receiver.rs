@@ -4,7 +4,9 @@
 //! socket does not want at once waits in a bounded tail. So the window is a constant minus that
 //! tail: derived from SO_SNDBUF room it would shut and nobody would say when to open it again.
 //!
-//! Data is acknowledged when it was taken over, once per burst and not per segment.
+//! Data is acknowledged when it was taken over, once per burst and not per segment. Segments behind a
+//! hole are not taken, but counted: each is owed an acknowledgment of its own (RFC 5681, 4.2), since
+//! the guest's fast retransmit counts those, and without it every loss costs a retransmission timeout.
 
 use super::seq::SeqNum;
 
@@ -12,6 +14,10 @@ use super::seq::SeqNum;
 pub const WINDOW: u32 = 1 << 20;
 /// Our window scale (RFC 7323, 2.3): the field counts units of 128 octets.
 pub const SHIFT: u8 = 7;
+
+/// Most acknowledgments that one burst can ask for. The guest needs three to see a loss, and each one
+/// more lets it send a segment during recovery.
+const MOST_OWED: u8 = 32;
 
 /// What of a segment's payload to take over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,8 +38,9 @@ pub struct Receiver {
     edge: SeqNum,
     /// Window scaling is in use.
     scaled: bool,
-    /// An acknowledgment is owed.
-    ack_due: bool,
+    /// Acknowledgments owed: one for whatever was taken since the last, and one for each segment
+    /// behind a hole since then; at most [`MOST_OWED`].
+    owed: u8,
     /// `rcv_nxt` as last acknowledged.
     acked: SeqNum,
     /// The last window shown was cut by the tail: say so when it grows again.
@@ -49,7 +56,7 @@ impl Receiver {
             rcv_nxt,
             edge: rcv_nxt + window,
             scaled,
-            ack_due: false,
+            owed: 0,
             acked: rcv_nxt,
             squeezed: false,
             fin: false,
@@ -85,8 +92,12 @@ impl Receiver {
         if len == 0 && !fin {
             return Take::default();
         }
-        self.ack_due = true;
-        if self.fin || seq.after(self.rcv_nxt) {
+        if seq.after(self.rcv_nxt) {
+            self.owed = (self.owed + 1).min(MOST_OWED);
+            return Take::default();
+        }
+        self.owed = 1;
+        if self.fin {
             return Take::default();
         }
         let skip = self.rcv_nxt - seq;
@@ -112,7 +123,7 @@ impl Receiver {
 
     /// An acknowledgment is owed.
     pub fn owe_ack(&mut self) {
-        self.ack_due = true;
+        self.owed = self.owed.max(1);
     }
 
     /// True when an acknowledgment should leave now. `tail` is the octets taken but not yet given
@@ -121,7 +132,7 @@ impl Receiver {
     /// Besides what is owed, that is a window which has become worth announcing: it was too small
     /// for a segment, or half of it came free (RFC 9293, 3.8.6.2.2).
     pub fn wants_ack(&self, tail: u32) -> bool {
-        if self.ack_due || self.acked != self.rcv_nxt {
+        if self.owed > 0 || self.acked != self.rcv_nxt {
             return true;
         }
         let shown = self.edge - self.rcv_nxt;
@@ -134,7 +145,7 @@ impl Receiver {
         let shift = if self.scaled { SHIFT } else { 0 };
         let field = (self.window(tail) >> shift).min(u32::from(u16::MAX));
         self.edge = self.edge.max(self.rcv_nxt + (field << shift));
-        self.ack_due = false;
+        self.owed = self.owed.saturating_sub(1);
         self.acked = self.rcv_nxt;
         self.squeezed = tail > 0;
         // `field` was clamped to 16 bits above.

@@ -435,6 +435,29 @@ mod upload {
     }
 
     #[test]
+    fn each_segment_behind_a_hole_is_answered_until_it_is_filled() {
+        let mut t = Script::established(Setup::default());
+        let data = pattern(5 * 1000);
+        let part = |n: u32| {
+            let at = 1000 * n as usize;
+            seg().seq(1 + 1000 * n).data(&data[at..at + 1000])
+        };
+        // One for what was taken, and the three that fast retransmit counts.
+        t.guest_sends_all([part(0), part(2), part(3), part(4)]);
+        for _ in 0..4 {
+            t.guest_sees(seg().ack(1001));
+        }
+        t.quiet();
+        t.guest_sends_all([part(3), part(1)]);
+        t.guest_sees(seg().ack(2001));
+        t.quiet();
+        t.guest_sends_all([part(2), part(3), part(4)]);
+        t.guest_sees(seg().ack(5001));
+        t.quiet();
+        assert!(t.far().borrow().arrived == data);
+    }
+
+    #[test]
     fn a_full_socket_shuts_the_window_and_opens_it_again() {
         let mut t = Script::established(Setup::default());
         t.far().borrow_mut().room = 100_000;
