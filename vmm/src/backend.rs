@@ -1,22 +1,33 @@
-//! What stands behind the network card.
+//! The network card, and what stands behind it.
 
 use devices::net::loopback::Loopback;
 use devices::net::null::Null;
+use devices::net::tap::{Tap, TapDevice, TapError};
+use devices::net::{Net, NetConfig};
+use devices::virtio::VirtioDevice;
 use net::config::Config;
 use net::impair::Lossy;
 use net::nic::Backend;
 use net::stack::Stack;
 
-use crate::config::{NetKind, NetOptions};
+use crate::config::{NetKind, NetOptions, TapOptions, TapSource};
 
-/// Makes the backend that `options` ask for.
+/// Makes the card that `options` ask for.
 ///
 /// # Errors
-/// Fails when the host has no sockets to give, or a forward's port is taken.
-pub fn make_backend(options: &NetOptions) -> anyhow::Result<Box<dyn Backend>> {
-    let backend: Box<dyn Backend> = match &options.kind {
-        NetKind::Loopback => Box::new(Loopback::default()),
-        NetKind::Null => Box::new(Null),
+/// Fails when the host lacks what the card needs.
+pub fn make_card(options: &NetOptions) -> anyhow::Result<Box<dyn VirtioDevice>> {
+    Ok(Box::new(make_own_card(options)?))
+}
+
+/// As [`make_card`], but the frames always pass through this process.
+///
+/// # Errors
+/// Fails when the host has no sockets to give, a forward's port is taken, or the tap cannot be had.
+pub fn make_own_card(options: &NetOptions) -> anyhow::Result<Net> {
+    let (backend, mtu): (Box<dyn Backend>, u16) = match &options.kind {
+        NetKind::Loopback => (Box::new(Loopback::default()), options.mtu),
+        NetKind::Null => (Box::new(Null), options.mtu),
         NetKind::User(user) => {
             let config = Config {
                 mtu: options.mtu,
@@ -24,12 +35,37 @@ pub fn make_backend(options: &NetOptions) -> anyhow::Result<Box<dyn Backend>> {
                 forwards: user.forwards.clone(),
                 ..Config::default()
             };
-            Box::new(Stack::new(config, user.rx)?)
+            (Box::new(Stack::new(config, user.rx)?), options.mtu)
+        }
+        NetKind::Tap(tap) => {
+            anyhow::ensure!(
+                tap.queues == 1,
+                "--net: a tap with several queues needs vhost"
+            );
+            let device = open_tap(tap)?;
+            let mtu = tap.mtu.unwrap_or(device.mtu());
+            (Box::new(Tap::new(device)), mtu)
         }
     };
-    Ok(if options.loss.per_million > 0 {
+    let backend = if options.loss.per_million > 0 {
         Box::new(Lossy::new(backend, options.loss))
     } else {
         backend
-    })
+    };
+    Ok(Net::new(card_config(options, mtu), backend)?)
+}
+
+fn card_config(options: &NetOptions, mtu: u16) -> NetConfig {
+    NetConfig {
+        mac: options.mac,
+        mtu,
+        ..NetConfig::default()
+    }
+}
+
+fn open_tap(options: &TapOptions) -> Result<TapDevice, TapError> {
+    match &options.source {
+        TapSource::Name(name) => TapDevice::open(name, options.queues, options.mtu),
+        TapSource::Fds(fds) => TapDevice::adopt(fds),
+    }
 }

@@ -18,6 +18,7 @@ pub mod null;
 mod rx;
 mod scratch;
 mod sleep;
+pub mod tap;
 #[cfg(test)]
 pub(crate) mod tests;
 mod tx;

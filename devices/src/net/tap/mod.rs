@@ -1,0 +1,211 @@
+//! A tap of the host behind the card: what the guest sends comes out of a network interface, and
+//! what is sent to that interface goes to the guest.
+//!
+//! Both sides speak of frames with `struct virtio_net_hdr`, so a frame is one `readv` into the guest's
+//! buffers or one `writev` from them, whatever its size; nothing is copied or parsed here.
+
+mod device;
+mod error;
+pub(in crate::net) mod sys;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use net::nic::{
+    Backend, Link, Offloads, RxRing, Stop, TxBurst, VNET_HDR_F_NEEDS_CSUM, VNET_HDR_GSO_ECN,
+    VNET_HDR_GSO_NONE, VNET_HDR_GSO_TCPV4, VNET_HDR_GSO_TCPV6, VNET_HDR_GSO_UDP_L4, VnetHdr,
+};
+
+pub use self::device::TapDevice;
+pub use self::error::TapError;
+use crate::net::tx::MAX_FRAME;
+use crate::virtio::spec::NET_HDR_LEN;
+
+/// Frames to the guest in one turn.
+const BURST: usize = 64;
+/// Ethernet header with a VLAN tag.
+const ETHERNET: usize = 18;
+
+/// What is known about the interface from the calls on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Up,
+    Down,
+    Gone,
+}
+
+/// A tap as a backend. One queue of the device is used.
+#[derive(Debug)]
+pub struct Tap {
+    device: TapDevice,
+    offloads: Offloads,
+    /// Longest frame that may come.
+    room: usize,
+    state: State,
+    /// The last `receive` left nothing behind.
+    drained: bool,
+    /// The next `receive` need not look.
+    quiet: bool,
+}
+
+impl Tap {
+    /// A backend for `device`.
+    pub fn new(device: TapDevice) -> Self {
+        Self {
+            device,
+            offloads: Offloads::empty(),
+            room: MAX_FRAME,
+            state: State::Up,
+            drained: false,
+            quiet: false,
+        }
+    }
+
+    /// Frames may wait that nobody has looked for.
+    fn forget(&mut self) {
+        self.drained = false;
+        self.quiet = false;
+    }
+
+    fn apply(&mut self, link: &Link) {
+        self.offloads = link.offloads;
+        let gso = Offloads::GUEST_TSO4
+            | Offloads::GUEST_TSO6
+            | Offloads::GUEST_USO4
+            | Offloads::GUEST_USO6;
+        self.room = if link.offloads.intersects(gso) {
+            MAX_FRAME
+        } else {
+            usize::from(link.mtu.max(self.device.mtu())) + ETHERNET
+        };
+        if let Err(error) = self.device.set_offloads(link.offloads) {
+            self.failed(&error);
+        }
+    }
+
+    /// Takes note of what a failed call says about the interface. Once for each change, one line.
+    fn failed(&mut self, error: &io::Error) {
+        let state = match error.raw_os_error() {
+            Some(libc::EIO) => State::Down,
+            Some(libc::EBADFD | libc::ENODEV) => State::Gone,
+            // A frame that the host does not take.
+            _ => return,
+        };
+        if self.state == state || self.state == State::Gone {
+            return;
+        }
+        self.state = state;
+        let tap = self.device.name();
+        if state == State::Down {
+            tracing::warn!("the tap {tap} is down: what the guest sends is lost until it is up");
+        } else {
+            tracing::warn!("the tap {tap} was removed: the guest is cut off until it is restarted");
+        }
+    }
+
+    fn works(&mut self) {
+        if self.state == State::Down {
+            self.state = State::Up;
+            tracing::warn!("the tap {} is up again", self.device.name());
+        }
+    }
+
+    /// True when the guest may be given a frame with this header. One that waited in the tap may be
+    /// from a time when more was allowed.
+    fn is_allowed(&self, hdr: &VnetHdr) -> bool {
+        let needed = match hdr.gso_type & !VNET_HDR_GSO_ECN {
+            VNET_HDR_GSO_NONE => Offloads::empty(),
+            VNET_HDR_GSO_TCPV4 => Offloads::GUEST_TSO4,
+            VNET_HDR_GSO_TCPV6 => Offloads::GUEST_TSO6,
+            VNET_HDR_GSO_UDP_L4 => Offloads::GUEST_USO4 | Offloads::GUEST_USO6,
+            _ => return false,
+        };
+        let csum = hdr.flags & VNET_HDR_F_NEEDS_CSUM != 0;
+        self.offloads.contains(needed)
+            && (!csum || self.offloads.contains(Offloads::GUEST_CSUM))
+            && hdr.gso_type & VNET_HDR_GSO_ECN == 0
+    }
+}
+
+impl Backend for Tap {
+    fn offloads(&self) -> Offloads {
+        self.device.offloads()
+    }
+
+    fn configure(&mut self, link: &Link) {
+        self.forget();
+        self.apply(link);
+    }
+
+    fn set_offloads(&mut self, link: &Link) {
+        self.apply(link);
+    }
+
+    fn transmit(&mut self, burst: &TxBurst<'_>, _now: Instant) {
+        if self.state == State::Gone {
+            return;
+        }
+        for frame in burst.iter() {
+            let mut head = [0; NET_HDR_LEN];
+            head[..VnetHdr::LEN].copy_from_slice(&frame.hdr.encode());
+            match self.device.write(&head, frame.slices) {
+                Ok(_) => self.works(),
+                Err(error) => self.failed(&error),
+            }
+        }
+    }
+
+    fn receive(&mut self, ring: &mut dyn RxRing, _now: Instant) -> Stop {
+        if std::mem::take(&mut self.quiet) || self.state == State::Gone {
+            return Stop::Idle;
+        }
+        self.drained = false;
+        for _ in 0..BURST {
+            if !ring.reserve(self.room) {
+                return Stop::NoBuffers;
+            }
+            let mut head = [0; NET_HDR_LEN];
+            let read = self.device.read(&mut head, ring.slices(0));
+            let [raw @ .., _, _] = head;
+            let hdr = VnetHdr::decode(&raw);
+            match read {
+                Ok(len) if len > NET_HDR_LEN && self.is_allowed(&hdr) => {
+                    ring.finish(&hdr, len - NET_HDR_LEN);
+                }
+                Ok(_) => ring.unreserve(),
+                Err(error) => {
+                    ring.unreserve();
+                    if error.kind() == io::ErrorKind::WouldBlock {
+                        self.drained = true;
+                        return Stop::Idle;
+                    }
+                    self.failed(&error);
+                    if self.state == State::Gone {
+                        return Stop::Idle;
+                    }
+                }
+            }
+        }
+        Stop::Yield
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.device.fd())
+    }
+
+    fn host_is_quiet(&mut self) {
+        self.quiet = self.drained;
+    }
+
+    fn reset(&mut self) {
+        self.forget();
+        self.offloads = Offloads::empty();
+        if let Err(error) = self.device.set_offloads(Offloads::empty()) {
+            self.failed(&error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
