@@ -3,6 +3,7 @@
 use devices::net::loopback::Loopback;
 use devices::net::null::Null;
 use devices::net::tap::{Tap, TapDevice, TapError};
+use devices::net::vhost::{VhostError, VhostNet, VhostPairs};
 use devices::net::{Net, NetConfig};
 use devices::virtio::VirtioDevice;
 use net::config::Config;
@@ -10,14 +11,36 @@ use net::impair::Lossy;
 use net::nic::Backend;
 use net::stack::Stack;
 
-use crate::config::{NetKind, NetOptions, TapOptions, TapSource};
+use crate::config::{NetKind, NetOptions, TapOptions, TapSource, Vhost};
 
 /// Makes the card that `options` ask for.
 ///
 /// # Errors
 /// Fails when the host lacks what the card needs.
 pub fn make_card(options: &NetOptions) -> anyhow::Result<Box<dyn VirtioDevice>> {
+    if let NetKind::Tap(tap) = &options.kind
+        && let Some(vhost) = open_vhost(tap, options.loss.per_million > 0)?
+    {
+        let device = open_tap(tap)?;
+        let config = card_config(options, tap.mtu.unwrap_or(device.mtu()));
+        return Ok(Box::new(VhostNet::new(config, vhost, device)?));
+    }
     Ok(Box::new(make_own_card(options)?))
+}
+
+/// Opens vhost-net if it is to be used; `lossy` tells if the link is to lose frames, which the kernel
+/// does not do.
+fn open_vhost(tap: &TapOptions, lossy: bool) -> Result<Option<VhostPairs>, VhostError> {
+    match tap.vhost {
+        Vhost::Off => Ok(None),
+        Vhost::Auto if lossy => Ok(None),
+        Vhost::On => VhostPairs::open(tap.queues).map(Some),
+        Vhost::Auto => Ok(VhostPairs::open(tap.queues)
+            .inspect_err(|error| {
+                tracing::warn!("{error}: the tap works without vhost, which takes more CPU time");
+            })
+            .ok()),
+    }
 }
 
 /// As [`make_card`], but the frames always pass through this process.

@@ -22,6 +22,7 @@ pub mod tap;
 #[cfg(test)]
 pub(crate) mod tests;
 mod tx;
+pub mod vhost;
 mod worker;
 
 use std::io;

@@ -310,6 +310,14 @@ fn interface_mtu(name: &str) -> Option<u16> {
     Some(u16::try_from(request.value()).unwrap_or(u16::MAX))
 }
 
+/// True when the interface is up, as far as is known.
+pub(super) fn is_up(name: &str) -> bool {
+    let mut request = IfReq::new(name);
+    let known = control_socket()
+        .and_then(|socket| sys::interface(&socket, InterfaceCall::GetFlags, &mut request));
+    known.is_err() || request.flags() & IFF_UP != 0
+}
+
 /// The interface's index; `None` when there is no such interface.
 pub(super) fn interface_index(name: &str) -> Option<u32> {
     let socket = control_socket().ok()?;

@@ -6,7 +6,9 @@
 
 mod device;
 mod error;
+pub(in crate::net) mod link;
 pub(in crate::net) mod sys;
+pub(in crate::net) mod watch;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -19,6 +21,7 @@ use net::nic::{
 
 pub use self::device::TapDevice;
 pub use self::error::TapError;
+use self::link::{LinkState, State};
 use crate::net::tx::MAX_FRAME;
 use crate::virtio::spec::NET_HDR_LEN;
 
@@ -27,14 +30,6 @@ const BURST: usize = 64;
 /// Ethernet header with a VLAN tag.
 const ETHERNET: usize = 18;
 
-/// What is known about the interface from the calls on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Up,
-    Down,
-    Gone,
-}
-
 /// A tap as a backend. One queue of the device is used.
 #[derive(Debug)]
 pub struct Tap {
@@ -42,7 +37,7 @@ pub struct Tap {
     offloads: Offloads,
     /// Longest frame that may come.
     room: usize,
-    state: State,
+    link: LinkState,
     /// The last `receive` left nothing behind.
     drained: bool,
     /// The next `receive` need not look.
@@ -53,10 +48,10 @@ impl Tap {
     /// A backend for `device`.
     pub fn new(device: TapDevice) -> Self {
         Self {
+            link: LinkState::new(device.name()),
             device,
             offloads: Offloads::empty(),
             room: MAX_FRAME,
-            state: State::Up,
             drained: false,
             quiet: false,
         }
@@ -80,34 +75,7 @@ impl Tap {
             usize::from(link.mtu.max(self.device.mtu())) + ETHERNET
         };
         if let Err(error) = self.device.set_offloads(link.offloads) {
-            self.failed(&error);
-        }
-    }
-
-    /// Takes note of what a failed call says about the interface. Once for each change, one line.
-    fn failed(&mut self, error: &io::Error) {
-        let state = match error.raw_os_error() {
-            Some(libc::EIO) => State::Down,
-            Some(libc::EBADFD | libc::ENODEV) => State::Gone,
-            // A frame that the host does not take.
-            _ => return,
-        };
-        if self.state == state || self.state == State::Gone {
-            return;
-        }
-        self.state = state;
-        let tap = self.device.name();
-        if state == State::Down {
-            tracing::warn!("the tap {tap} is down: what the guest sends is lost until it is up");
-        } else {
-            tracing::warn!("the tap {tap} was removed: the guest is cut off until it is restarted");
-        }
-    }
-
-    fn works(&mut self) {
-        if self.state == State::Down {
-            self.state = State::Up;
-            tracing::warn!("the tap {} is up again", self.device.name());
+            self.link.failed(&error);
         }
     }
 
@@ -143,21 +111,21 @@ impl Backend for Tap {
     }
 
     fn transmit(&mut self, burst: &TxBurst<'_>, _now: Instant) {
-        if self.state == State::Gone {
+        if self.link.is_gone() {
             return;
         }
         for frame in burst.iter() {
             let mut head = [0; NET_HDR_LEN];
             head[..VnetHdr::LEN].copy_from_slice(&frame.hdr.encode());
             match self.device.write(&head, frame.slices) {
-                Ok(_) => self.works(),
-                Err(error) => self.failed(&error),
+                Ok(_) => self.link.set(State::Up),
+                Err(error) => self.link.failed(&error),
             }
         }
     }
 
     fn receive(&mut self, ring: &mut dyn RxRing, _now: Instant) -> Stop {
-        if std::mem::take(&mut self.quiet) || self.state == State::Gone {
+        if std::mem::take(&mut self.quiet) || self.link.is_gone() {
             return Stop::Idle;
         }
         self.drained = false;
@@ -180,8 +148,8 @@ impl Backend for Tap {
                         self.drained = true;
                         return Stop::Idle;
                     }
-                    self.failed(&error);
-                    if self.state == State::Gone {
+                    self.link.failed(&error);
+                    if self.link.is_gone() {
                         return Stop::Idle;
                     }
                 }
@@ -202,7 +170,7 @@ impl Backend for Tap {
         self.forget();
         self.offloads = Offloads::empty();
         if let Err(error) = self.device.set_offloads(Offloads::empty()) {
-            self.failed(&error);
+            self.link.failed(&error);
         }
     }
 }
