@@ -264,8 +264,12 @@ impl TryFrom<ServeArgs> for ServeConfig {
     type Error = ConfigError;
 
     fn try_from(args: ServeArgs) -> Result<Self, ConfigError> {
+        let net = parse_card(&args.net, &args.publish)?.ok_or(ConfigError::NothingToServe)?;
+        if matches!(&net.kind, NetKind::Tap(tap) if tap.vhost == Vhost::On) {
+            return Err(ConfigError::NotWithVhost("wonton serve"));
+        }
         Ok(Self {
-            net: parse_card(&args.net, &args.publish)?.ok_or(ConfigError::NothingToServe)?,
+            net,
             socket: args.socket,
             stats: args.stats,
             once: args.once,

@@ -220,3 +220,17 @@ fn taps() {
         assert!(error.contains(problem), "{spec}: {error}");
     }
 }
+
+#[test]
+fn a_tap_is_served_without_vhost() {
+    let serve = |net: &str| {
+        let cli = Cli::try_parse_from(["wonton", "serve", "--socket", "s", "--net", net]).unwrap();
+        let Command::Serve(args) = cli.command else {
+            panic!("not serve");
+        };
+        ServeConfig::try_from(args).map(|config| config.net.kind)
+    };
+    assert!(matches!(serve("tap"), Ok(NetKind::Tap(_))));
+    let refused = serve("tap,vhost=on").unwrap_err().to_string();
+    assert_eq!(refused, "--net: wonton serve needs vhost=off");
+}

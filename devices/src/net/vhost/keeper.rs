@@ -112,7 +112,7 @@ impl Job {
 pub(super) struct Keeper {
     stop: Arc<AtomicBool>,
     waker: Waker,
-    thread: JoinHandle<Job>,
+    thread: JoinHandle<Option<Job>>,
 }
 
 impl Keeper {
@@ -151,16 +151,13 @@ impl Keeper {
         let thread = std::thread::Builder::new()
             .name("wonton-vhost".into())
             .spawn(move || {
-                // The sender is dropped without a word only when nobody waits for the result.
-                let Ok(mut job) = receiver.recv() else {
-                    panic!("no job")
-                };
+                let mut job = receiver.recv().ok()?;
                 job.link.set(state);
                 if let Err(error) = run(&mut job, poll, &link, &stopped) {
                     tracing::error!(%error, "the vhost thread cannot wait for events");
                     job.interrupt.needs_reset();
                 }
-                job
+                Some(job)
             })?;
         let keeper = Self {
             stop,
@@ -176,7 +173,7 @@ impl Keeper {
         if let Err(error) = self.waker.wake() {
             tracing::error!(%error, "cannot wake the vhost thread");
         }
-        self.thread.join().ok()
+        self.thread.join().ok().flatten()
     }
 }
 
