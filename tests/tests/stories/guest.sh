@@ -37,6 +37,7 @@ case $story in
         run refused peer refused $gateway 7001
         exit 0
         ;;
+    tap*) . /tap.sh ;;
     reboot)
         reboot -f
         sleep 60
