@@ -42,7 +42,7 @@ const CHECKS: [&str; 18] = [
 ];
 
 /// What a guest on a tap must report.
-const TAP_CHECKS: [&str; 15] = [
+const TAP_CHECKS: [&str; 16] = [
     "boot",
     "ping",
     "iperf3-down",
@@ -57,6 +57,7 @@ const TAP_CHECKS: [&str; 15] = [
     "reboot",
     "ping-after-reboot",
     "removed",
+    "power-off",
     "removed-in-log",
 ];
 

@@ -10,12 +10,12 @@ use super::session::{Plan, Session};
 use super::subject::Subject;
 use super::uml::code;
 use super::workload::{Words, chosen};
-use super::{html, report};
+use super::{ab_tap, html, lab, report};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The first: options of wonton (rx=copy), wonton, passt, passt:mtu=BYTES, rev:REF, rev:REF:OPTIONS
-    /// or rev:worktree
+    /// The first: options of wonton (rx=copy), wonton, passt, passt:mtu=BYTES, rev:REF, rev:REF:OPTIONS,
+    /// rev:worktree, or options of a tap in the lab (net=tap,vhost=on)
     #[arg(long)]
     a: Subject,
     /// The second, as the first
@@ -28,6 +28,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    if let Some(pair) = ab_tap::subjects([&args.a, &args.b])? {
+        return lab::compare(&pair, &ab_tap::plan(&args.plan));
+    }
     let images = Images::of_workspace()?;
     let subjects = [args.a.clone(), args.b.clone()];
     let workloads = chosen(&args.workloads);

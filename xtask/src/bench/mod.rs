@@ -10,6 +10,7 @@
 //! ```
 
 mod ab;
+mod ab_tap;
 pub(crate) mod awake;
 mod backend;
 mod calibrate;
