@@ -283,7 +283,7 @@ fn table(samples: &[Sample], names: &[&str]) -> Table {
         };
         let first = median(&all[0]);
         let ratio = |other: &Vec<f64>| match (first, median(other)) {
-            (Some(first), Some(other)) => format!("{:.2}x", first / other),
+            (Some(first), Some(other)) if other > 0.0 => format!("{:.2}x", first / other),
             _ => "not known".to_owned(),
         };
         let mut row = vec![name.to_owned()];
