@@ -52,7 +52,8 @@ pub struct RunArgs {
     ///
     /// Keys: mac=XX:XX:XX:XX:XX:XX, mtu=N (576 to 65535), loss=PERCENT[,seed=N] (frames to lose, for
     /// testing); for user also rx=ring|direct|direct-discard|copy and
-    /// host-loopback=allow|deny (may the guest reach the host's 127.0.0.1).
+    /// host-loopback=allow|deny (may the guest reach the host's 127.0.0.1), and queues=N (1 to 8 pairs
+    /// of queues, each served by a thread of its own).
     #[arg(long, value_name = "SPEC", default_value = "user")]
     pub net: String,
     /// Forward a host port to the guest: `[tcp:|udp:][ADDR:]HOSTPORT:GUESTPORT`

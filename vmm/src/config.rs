@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use devices::net::MAX_QUEUE_PAIRS;
 use net::config::{Forward, Protocol};
 use net::impair::Loss;
 use net::stack::RxPath;
@@ -88,7 +89,7 @@ impl ConfigError {
             Self::MemorySize(_) => "write 512M or 2G, or 2G,shared",
             Self::NetKind(_) => "the kinds are user, loopback, null and none",
             Self::NetKey { kind, .. } if kind == "user" => {
-                "the options are rx=, host-loopback=, mtu=, mac=, loss= and seed="
+                "the options are rx=, host-loopback=, queues=, mtu=, mac=, loss= and seed="
             }
             Self::NetKey { kind, .. } if kind == "none" => "`none` has no options",
             Self::NetKey { .. } => "the options are mtu=, mac=, loss= and seed=",
@@ -149,7 +150,7 @@ pub enum NetKind {
 }
 
 /// Options of the NAT stack.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserOptions {
     /// How downloaded bytes reach the guest.
     pub rx: RxPath,
@@ -157,6 +158,19 @@ pub struct UserOptions {
     pub host_loopback: bool,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
+    /// Pairs of queues, each with a thread and a stack, 1 to [`MAX_QUEUE_PAIRS`].
+    pub queues: u16,
+}
+
+impl Default for UserOptions {
+    fn default() -> Self {
+        Self {
+            rx: RxPath::default(),
+            host_loopback: false,
+            forwards: Vec::new(),
+            queues: 1,
+        }
+    }
 }
 
 impl TryFrom<RunArgs> for RunConfig {
@@ -319,6 +333,13 @@ fn parse_net(spec: &str) -> Result<Option<NetOptions>, ConfigError> {
             ("rx", NetKind::User(user)) => {
                 let expected = "ring, direct, direct-discard or copy";
                 user.rx = choose("rx", value, expected, RxPath::named)?;
+            }
+            ("queues", NetKind::User(user)) => {
+                let count = |text: &str| {
+                    let count = text.parse().ok()?;
+                    (1..=MAX_QUEUE_PAIRS).contains(&count).then_some(count)
+                };
+                user.queues = choose("queues", value, "a number from 1 to 8", count)?;
             }
             ("host-loopback", NetKind::User(user)) => {
                 let allow = |value: &str| match value {

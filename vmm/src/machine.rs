@@ -11,13 +11,13 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
-use devices::net::{Net, NetConfig};
+
 use devices::virtio::mmio::{MMIO_LEN, MmioTransport, QUEUE_NOTIFY};
 use devices::virtio::{GuestRam, VirtioDevice};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::backend::make_backend;
+use crate::backend::make_card;
 use crate::config::NetOptions;
 use crate::event_loop::{Event, Events};
 use crate::kvm::Vm;
@@ -101,12 +101,7 @@ impl Machine {
 fn virtio_devices(net: Option<&NetOptions>) -> anyhow::Result<Vec<Box<dyn VirtioDevice>>> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     if let Some(options) = net {
-        let config = NetConfig {
-            mac: options.mac,
-            mtu: options.mtu,
-            ..NetConfig::default()
-        };
-        devices.push(Box::new(Net::new(config, make_backend(options)?)?));
+        devices.push(Box::new(make_card(options)?));
     }
     Ok(devices)
 }

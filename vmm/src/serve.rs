@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context as _;
-use devices::net::{Counters, Net, NetConfig};
+use devices::net::CardCounters;
 use devices::vhost_user::VhostUser;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::backend::make_backend;
+use crate::backend::make_card;
 use crate::config::ServeConfig;
 use crate::event_loop::STOP_SIGNALS;
 use crate::exit::Exit;
@@ -39,12 +39,7 @@ pub fn run(config: &ServeConfig) -> anyhow::Result<Exit> {
     let mut signals = STOP_SIGNALS.to_vec();
     signals.push(STATS_SIGNAL);
     let signals = SignalFd::new(&signals).context("cannot collect signals")?;
-    let card = NetConfig {
-        mac: config.net.mac,
-        mtu: config.net.mtu,
-        ..NetConfig::default()
-    };
-    let net = Net::new(card, make_backend(&config.net)?)?;
+    let net = make_card(&config.net)?;
     let counters = net.counters();
     let socket = Socket::bind(&config.socket)?;
     let session = Session {
@@ -79,7 +74,7 @@ fn wait(
     config: &ServeConfig,
     signals: &SignalFd,
     session: &Session,
-    counters: &Counters,
+    counters: &CardCounters,
 ) -> anyhow::Result<Exit> {
     loop {
         let [signalled, done] =
@@ -102,7 +97,7 @@ fn wait(
 }
 
 /// Writes the counters to `file`, which is whole at any time.
-fn write_stats(file: Option<&Path>, counters: &Counters) -> anyhow::Result<()> {
+fn write_stats(file: Option<&Path>, counters: &CardCounters) -> anyhow::Result<()> {
     let Some(file) = file else {
         return Ok(());
     };

@@ -14,9 +14,19 @@ use crate::net::counters::count;
 use crate::net::engine::NetEngine;
 use crate::virtio::Doorbell;
 
-const KICK_RX: Token = Token(0);
-const KICK_TX: Token = Token(1);
-const KICK_CTRL: Token = Token(2);
+/// What a doorbell tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kick {
+    /// There are new RX buffers.
+    Rx = 0,
+    /// There are frames to take.
+    Tx = 1,
+    /// There are commands.
+    Ctrl = 2,
+}
+
+const KICK_RX: Token = Token(Kick::Rx as usize);
+const KICK_TX: Token = Token(Kick::Tx as usize);
 const BACKEND: Token = Token(3);
 const STOP: Token = Token(4);
 
@@ -39,17 +49,17 @@ pub(super) struct Sleep {
 }
 
 impl Sleep {
-    /// Watches `kicks` (of the RX, TX and control queue, in this order; they must live as long) and the
-    /// backend of `engine`. The waker ends a sleep at once, or within [`STARVED_MAX`].
-    pub(super) fn new(engine: &NetEngine, kicks: &[Doorbell]) -> io::Result<(Self, Waker)> {
+    /// Watches `kicks` (which must live as long) and the backend of `engine`. The waker ends a sleep at once, or within [`STARVED_MAX`].
+    pub(super) fn new(engine: &NetEngine, kicks: &[(Kick, Doorbell)]) -> io::Result<(Self, Waker)> {
         let (all, doorbells) = (Poll::new()?, Poll::new()?);
         let watch = |poll: &Poll, fd: i32, token| {
             let registry = poll.registry();
             registry.register(&mut SourceFd(&fd), token, Interest::READABLE)
         };
-        for (kick, token) in kicks.iter().zip([KICK_RX, KICK_TX, KICK_CTRL]) {
-            watch(&all, kick.as_raw_fd(), token)?;
-            watch(&doorbells, kick.as_raw_fd(), token)?;
+        for (kick, doorbell) in kicks {
+            let token = Token(*kick as usize);
+            watch(&all, doorbell.as_raw_fd(), token)?;
+            watch(&doorbells, doorbell.as_raw_fd(), token)?;
         }
         if let Some(fd) = engine.backend().poll_fd() {
             watch(&all, fd.as_raw_fd(), BACKEND)?;

@@ -1,4 +1,4 @@
-//! The thread of a network card.
+//! The thread of a network card; one for each pair of queues.
 //!
 //! It sleeps on the doorbells, on the backend's descriptor and until the backend's deadline. Awake,
 //! it alternates one burst from the guest with one turn of the backend, so that a flood in one
@@ -17,25 +17,24 @@ use mio::Waker;
 use net::nic::Backend;
 
 use crate::net::engine::{NetEngine, Scratch};
-use crate::net::sleep::Sleep;
+use crate::net::sleep::{Kick, Sleep};
 use crate::virtio::{Doorbell, Interrupt};
 
 /// A running thread, and the way to stop it.
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: Arc<AtomicBool>,
-    waker: Waker,
+    waker: Arc<Waker>,
     thread: JoinHandle<Option<NetEngine>>,
 }
 
 impl Worker {
-    /// Starts a thread for `engine`, woken by the doorbells of the RX, the TX and perhaps
-    /// the control queue.
+    /// Starts a thread for `engine`, woken by doorbells, those of its queues among them.
     ///
     /// On failure the backend comes back with the error.
     pub(crate) fn spawn(
         engine: NetEngine,
-        kicks: Vec<Doorbell>,
+        kicks: Vec<(Kick, Doorbell)>,
     ) -> Result<Self, (io::Error, Box<dyn Backend>)> {
         match Self::start(&engine, kicks) {
             Ok((worker, sender)) => match sender.send(engine) {
@@ -52,14 +51,19 @@ impl Worker {
     /// Starts a thread that waits for its engine.
     fn start(
         engine: &NetEngine,
-        kicks: Vec<Doorbell>,
+        kicks: Vec<(Kick, Doorbell)>,
     ) -> io::Result<(Self, mpsc::Sender<NetEngine>)> {
         let (sleep, waker) = Sleep::new(engine, &kicks)?;
+        let waker = Arc::new(waker);
+        engine.rings().watch(waker.clone());
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let (sender, receiver) = mpsc::channel();
         let thread = std::thread::Builder::new()
-            .name("wonton-net".into())
+            .name(match engine.pair() {
+                0 => "wonton-net".into(),
+                pair => format!("wonton-net-{pair}"),
+            })
             .spawn(move || {
                 let mut engine: NetEngine = receiver.recv().ok()?;
                 let _alarm = Alarm(engine.interrupt());

@@ -167,15 +167,15 @@ impl MockDriver {
             ram: activation.ram,
             features,
             offloads: accepted_offloads(features),
-            rx: queues.next().unwrap(),
-            tx: queues.next().unwrap(),
+            pairs: 1,
+            queues: vec![[queues.next().unwrap(), queues.next().unwrap()]],
             ctrl: queues.next(),
             interrupt: activation.interrupt,
-            counters: Arc::new(Counters::default()),
             guest_mac: [0x52, 0x54, 0, 0x12, 0x34, 0x56],
             mtu: 1500,
         };
-        NetEngine::new(parts, backend)
+        let mut engines = parts.into_engines(vec![backend], &[Arc::new(Counters::default())]);
+        engines.remove(0)
     }
 
     /// Allocates `len` bytes, and fills them with a pattern that is no frame.
