@@ -23,6 +23,7 @@ mod lab;
 mod measure;
 mod plot;
 mod process;
+mod queues;
 mod report;
 mod revision;
 mod session;
@@ -48,6 +49,8 @@ pub(crate) enum Bench {
     Uml(uml::Args),
     /// Native speed: two settings, programs or revisions in turn, and whether they differ
     Ab(ab::Args),
+    /// Native speed, without a guest: several pairs of queues against one
+    Queues(queues::Args),
     /// Native speed: wonton must be ahead of passt by so much
     Floors(floors::Args),
 }
@@ -58,6 +61,7 @@ pub(crate) fn run(bench: &Bench) -> Result<ExitCode> {
         Bench::Start(args) => start::run(args),
         Bench::Uml(args) => uml::run(args),
         Bench::Ab(args) => ab::run(args),
+        Bench::Queues(args) => queues::run(args),
         Bench::Floors(args) => floors::run(args),
     }
 }
