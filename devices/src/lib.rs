@@ -11,6 +11,7 @@
 
 pub mod bus;
 pub mod net;
+pub mod pci;
 pub mod power;
 pub mod serial;
 #[cfg(any(test, feature = "testing"))]

@@ -56,6 +56,9 @@ pub struct RunArgs {
     /// of queues, each served by a thread of its own).
     #[arg(long, value_name = "SPEC", default_value = "user")]
     pub net: String,
+    /// How the guest reaches its devices: pci or mmio
+    #[arg(long, value_name = "BUS", default_value = "pci")]
+    pub transport: String,
     /// Forward a host port to the guest: `[tcp:|udp:][ADDR:]HOSTPORT:GUESTPORT`
     ///
     /// ADDR defaults to 127.0.0.1; an IPv6 address goes in brackets.

@@ -42,6 +42,9 @@ pub enum ConfigError {
     /// A control character in the command line.
     #[error("--cmdline: contains a control character ({0:#04x})")]
     Cmdline(u8),
+    /// No such transport.
+    #[error("--transport: unknown bus `{0}`")]
+    Transport(String),
     /// No such kind of network.
     #[error("--net: unknown kind `{0}`")]
     NetKind(String),
@@ -87,6 +90,7 @@ impl ConfigError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::MemorySize(_) => "write 512M or 2G, or 2G,shared",
+            Self::Transport(_) => "the buses are pci and mmio",
             Self::NetKind(_) => "the kinds are user, loopback, null and none",
             Self::NetKey { kind, .. } if kind == "user" => {
                 "the options are rx=, host-loopback=, queues=, mtu=, mac=, loss= and seed="
@@ -119,10 +123,21 @@ pub struct RunConfig {
     pub backing: Backing,
     /// The network card, if any.
     pub net: Option<NetOptions>,
+    /// How the guest reaches its devices.
+    pub transport: Transport,
     /// Whether Ctrl-A on a terminal is the escape key.
     pub escape: bool,
     /// Whether to print the time to the first `KVM_RUN`.
     pub boot_timer: bool,
+}
+
+/// How the guest reaches its virtio devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// As PCI functions with MSI-X.
+    Pci,
+    /// As pages of registers that ACPI names.
+    Mmio,
 }
 
 /// A validated `--net`, with its `-p`.
@@ -184,6 +199,7 @@ impl TryFrom<RunArgs> for RunConfig {
             cpus,
             memory,
             net,
+            transport,
             publish,
             no_escape,
             boot_timer,
@@ -201,6 +217,7 @@ impl TryFrom<RunArgs> for RunConfig {
             memory,
             backing,
             net,
+            transport: parse_transport(transport)?,
             escape: !no_escape,
             boot_timer,
         })
@@ -263,6 +280,14 @@ fn full_cmdline(user: &str) -> Result<String, ConfigError> {
     let user = user.trim();
     let gap = if user.is_empty() { "" } else { " " };
     Ok(format!("{DEFAULT_CMDLINE}{gap}{user}"))
+}
+
+fn parse_transport(text: String) -> Result<Transport, ConfigError> {
+    match text.as_str() {
+        "pci" => Ok(Transport::Pci),
+        "mmio" => Ok(Transport::Mmio),
+        _ => Err(ConfigError::Transport(text)),
+    }
 }
 
 fn parse_cpus(text: &str) -> Result<u8, ConfigError> {

@@ -20,9 +20,10 @@ use tests::{build_peer, build_wonton};
 const GUESTS: [(&str, u32); 4] = [("6.1", 1), ("6.1", 2), ("6.12", 1), ("6.12", 2)];
 
 /// What every guest must report, in order of the scripts.
-const CHECKS: [&str; 18] = [
+const CHECKS: [&str; 20] = [
     "boot",
     "cpus",
+    "wires",
     "dhcp",
     "ping-gateway",
     "ping-host",
@@ -37,15 +38,17 @@ const CHECKS: [&str; 18] = [
     "forward",
     "link-down-up",
     "driver-rebind",
+    "transport-rebind",
     "download-after-rebind",
     "power-off",
 ];
 
 /// What the guests that run once for all report.
-const EXTRA: [&str; 3] = [
+const EXTRA: [&str; 4] = [
     "rx-copy/download-64m",
     "loopback-denied/refused",
-    "reboot/exit-code",
+    "reboot-pci/exit-code",
+    "reboot-mmio/exit-code",
 ];
 
 fn main() {
