@@ -131,3 +131,67 @@ impl Rings {
         self.broken.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use virtio_queue::{Queue, QueueT as _};
+
+    use super::*;
+    use crate::virtio::vring::Vring;
+
+    fn rings(count: usize, pairs: u16) -> Rings {
+        let queue = |_| RxQueue::new(Vring::new(Queue::new(16).unwrap(), false), false);
+        Rings::new((0..count).map(queue).collect(), pairs, Offloads::empty())
+    }
+
+    #[test]
+    fn a_worker_whose_queue_is_out_of_use_delivers_into_one_in_use() {
+        let rings = rings(4, 4);
+        let targets = || [0, 1, 2, 3, 4, 5].map(|pair| rings.lend(pair).pair);
+        assert_eq!(targets(), [0, 1, 2, 3, 0, 1]);
+        rings.set_pairs(3);
+        assert_eq!(targets(), [0, 1, 2, 0, 1, 2]);
+        rings.set_pairs(1);
+        assert_eq!(targets(), [0; 6]);
+        rings.set_pairs(u16::MAX);
+        assert_eq!(rings.pairs(), 4);
+        rings.set_pairs(0);
+        assert_eq!(rings.pairs(), 1);
+    }
+
+    #[test]
+    fn a_change_waits_for_bursts_that_began_before_it() {
+        let rings = rings(2, 2);
+        let (done, changed) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let lent = rings.lend(1);
+            scope.spawn(|| {
+                rings.set_pairs(1);
+                rings.set_offloads(Offloads::GUEST_CSUM);
+                done.send(()).unwrap();
+            });
+            let early = changed.recv_timeout(Duration::from_millis(50));
+            assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
+            drop(lent);
+            changed.recv_timeout(Duration::from_secs(20)).unwrap();
+            let lent = rings.lend(1);
+            assert_eq!((lent.pair, lent.offloads), (0, Offloads::GUEST_CSUM));
+        });
+    }
+
+    #[test]
+    fn a_change_wakes_those_who_may_wait_at_the_wrong_queue() {
+        let rings = rings(2, 2);
+        let mut poll = mio::Poll::new().unwrap();
+        let waker = Waker::new(poll.registry(), mio::Token(0)).unwrap();
+        rings.watch(Arc::new(waker));
+        rings.set_pairs(1);
+        let mut events = mio::Events::with_capacity(1);
+        poll.poll(&mut events, Some(Duration::from_secs(20)))
+            .unwrap();
+        assert!(!events.is_empty());
+    }
+}
