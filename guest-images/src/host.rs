@@ -26,6 +26,12 @@ pub const IPERF3: Program = Program {
     package: "iperf3",
 };
 
+/// What sets up network interfaces; busybox's cannot make a tap.
+pub const IP: Program = Program {
+    name: "ip",
+    package: "iproute2",
+};
+
 /// The full path of `program`, searched as the shell does.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;

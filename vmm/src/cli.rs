@@ -48,12 +48,13 @@ pub struct RunArgs {
     /// Size of guest memory, with a suffix K, M or G; `SIZE,shared` lets other processes map it
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub memory: String,
-    /// Network card: user[,KEY=VALUE].., loopback, null or none
+    /// Network card: user[,KEY=VALUE].., tap[,KEY=VALUE].., loopback, null or none
     ///
     /// Keys: mac=XX:XX:XX:XX:XX:XX, mtu=N (576 to 65535), loss=PERCENT[,seed=N] (frames to lose, for
     /// testing); for user also rx=ring|direct|direct-discard|copy and
-    /// host-loopback=allow|deny (may the guest reach the host's 127.0.0.1), and queues=N (1 to 8 pairs
-    /// of queues, each served by a thread of its own).
+    /// host-loopback=allow|deny (may the guest reach the host's 127.0.0.1); for tap also name=NAME
+    /// (default tap0; made if there is none) or fd=N[:N..] (inherited) and vhost=on|off|auto (let the
+    /// kernel carry the frames); for both queues=N (1 to 8 pairs, for several CPUs).
     #[arg(long, value_name = "SPEC", default_value = "user")]
     pub net: String,
     /// How the guest reaches its devices: pci or mmio

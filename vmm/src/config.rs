@@ -1,6 +1,7 @@
 //! What was asked for, validated: no text is left to interpret after this.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use devices::net::MAX_QUEUE_PAIRS;
@@ -77,6 +78,20 @@ pub enum ConfigError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// A tap named in two ways.
+    #[error("--net: `name` and `fd` exclude each other")]
+    TwoTaps,
+    /// Not as many descriptors as queues.
+    #[error("--net: {fds} descriptors in `fd` do not make queues={queues}")]
+    TapQueues {
+        /// Descriptors given.
+        fds: usize,
+        /// Queues asked for.
+        queues: u16,
+    },
+    /// Something that only frames which pass through us can have.
+    #[error("--net: {0} needs vhost=off")]
+    NotWithVhost(&'static str),
     /// A back-end without a network card.
     #[error("--net: there is nothing to serve with `none`")]
     NothingToServe,
@@ -91,9 +106,12 @@ impl ConfigError {
         let hint = match self {
             Self::MemorySize(_) => "write 512M or 2G, or 2G,shared",
             Self::Transport(_) => "the buses are pci and mmio",
-            Self::NetKind(_) => "the kinds are user, loopback, null and none",
+            Self::NetKind(_) => "the kinds are user, tap, loopback, null and none",
             Self::NetKey { kind, .. } if kind == "user" => {
                 "the options are rx=, host-loopback=, queues=, mtu=, mac=, loss= and seed="
+            }
+            Self::NetKey { kind, .. } if kind == "tap" => {
+                "the options are name=, fd=, vhost=, queues=, mtu=, mac=, loss= and seed="
             }
             Self::NetKey { kind, .. } if kind == "none" => "`none` has no options",
             Self::NetKey { .. } => "the options are mtu=, mac=, loss= and seed=",
@@ -162,6 +180,42 @@ pub enum NetKind {
     Loopback,
     /// Every frame is dropped.
     Null,
+    /// A tap of the host.
+    Tap(TapOptions),
+}
+
+/// Options of a tap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TapOptions {
+    /// Which tap.
+    pub source: TapSource,
+    /// Whether the kernel carries the frames.
+    pub vhost: Vhost,
+    /// Pairs of queues, 1 to [`devices::net::MAX_QUEUE_PAIRS`].
+    pub queues: u16,
+    /// The MTU that was asked for; otherwise the card has that of the tap.
+    pub mtu: Option<u16>,
+}
+
+/// Where a tap comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TapSource {
+    /// An interface, made if there is none.
+    Name(String),
+    /// Inherited descriptors, one for each queue.
+    Fds(Vec<RawFd>),
+}
+
+/// Whether the kernel carries frames between the card and its tap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Vhost {
+    /// If it can.
+    #[default]
+    Auto,
+    /// Yes, or there is no card.
+    On,
+    /// No.
+    Off,
 }
 
 /// Options of the NAT stack.
@@ -241,8 +295,12 @@ impl TryFrom<ServeArgs> for ServeConfig {
     type Error = ConfigError;
 
     fn try_from(args: ServeArgs) -> Result<Self, ConfigError> {
+        let net = parse_card(&args.net, &args.publish)?.ok_or(ConfigError::NothingToServe)?;
+        if matches!(&net.kind, NetKind::Tap(tap) if tap.vhost == Vhost::On) {
+            return Err(ConfigError::NotWithVhost("wonton serve"));
+        }
         Ok(Self {
-            net: parse_card(&args.net, &args.publish)?.ok_or(ConfigError::NothingToServe)?,
+            net,
             socket: args.socket,
             stats: args.stats,
             once: args.once,
@@ -327,6 +385,7 @@ fn parse_net(spec: &str) -> Result<Option<NetOptions>, ConfigError> {
         "user" => Some(NetKind::User(UserOptions::default())),
         "loopback" => Some(NetKind::Loopback),
         "null" => Some(NetKind::Null),
+        "tap" => Some(NetKind::Tap(TapOptions::default())),
         "none" => None,
         _ => return Err(ConfigError::NetKind(name.to_owned())),
     };
@@ -336,7 +395,7 @@ fn parse_net(spec: &str) -> Result<Option<NetOptions>, ConfigError> {
         mtu: DEFAULT_MTU,
         loss: Loss::default(),
     });
-    let mut seen = Vec::new();
+    let mut seen: Vec<&str> = Vec::new();
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         if seen.contains(&key) {
@@ -374,8 +433,14 @@ fn parse_net(spec: &str) -> Result<Option<NetOptions>, ConfigError> {
                 };
                 user.host_loopback = choose("host-loopback", value, "allow or deny", allow)?;
             }
+            ("name" | "fd" | "vhost" | "queues", NetKind::Tap(tap)) => tap.set(key, value)?,
             _ => return Err(unknown()),
         }
+    }
+    if let Some(net) = &mut net
+        && let NetKind::Tap(tap) = &mut net.kind
+    {
+        tap.finish(&seen, net.mtu)?;
     }
     Ok(net)
 }
@@ -470,5 +535,6 @@ fn parse_forward(spec: &str) -> Result<Forward, ConfigError> {
     })
 }
 
+mod tap;
 #[cfg(test)]
 mod tests;

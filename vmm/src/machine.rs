@@ -148,7 +148,7 @@ fn add_mmio_devices(
 fn virtio_devices(net: Option<&NetOptions>) -> anyhow::Result<Vec<Box<dyn VirtioDevice>>> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     if let Some(options) = net {
-        devices.push(Box::new(make_card(options)?));
+        devices.push(make_card(options)?);
     }
     Ok(devices)
 }

@@ -1,5 +1,7 @@
 //! Errors and logs for people.
 
+use devices::net::tap::TapError;
+use devices::net::vhost::VhostError;
 use tracing_subscriber::EnvFilter;
 
 use crate::boot::BootError;
@@ -29,6 +31,12 @@ fn hint(error: &(dyn std::error::Error + 'static)) -> Option<String> {
         return error.hint().map(str::to_owned);
     }
     if let Some(error) = error.downcast_ref::<BootError>() {
+        return error.hint();
+    }
+    if let Some(error) = error.downcast_ref::<VhostError>() {
+        return error.hint();
+    }
+    if let Some(error) = error.downcast_ref::<TapError>() {
         return error.hint();
     }
     error

@@ -18,7 +18,7 @@ use devices::net::CardCounters;
 use devices::vhost_user::VhostUser;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::backend::make_card;
+use crate::backend::make_own_card;
 use crate::config::ServeConfig;
 use crate::event_loop::STOP_SIGNALS;
 use crate::exit::Exit;
@@ -39,7 +39,7 @@ pub fn run(config: &ServeConfig) -> anyhow::Result<Exit> {
     let mut signals = STOP_SIGNALS.to_vec();
     signals.push(STATS_SIGNAL);
     let signals = SignalFd::new(&signals).context("cannot collect signals")?;
-    let net = make_card(&config.net)?;
+    let net = make_own_card(&config.net)?;
     let counters = net.counters();
     let socket = Socket::bind(&config.socket)?;
     let session = Session {

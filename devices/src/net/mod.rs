@@ -19,9 +19,11 @@ mod rings;
 mod rx;
 mod scratch;
 mod sleep;
+pub mod tap;
 #[cfg(test)]
 pub(crate) mod tests;
 mod tx;
+pub mod vhost;
 mod worker;
 
 use std::io;

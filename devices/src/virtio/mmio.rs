@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -77,6 +77,8 @@ struct Line {
     status: Arc<Status>,
     pending: AtomicU32,
     generation: AtomicU32,
+    /// Others than [`Line::raise`] write to `irq`, and do not say why.
+    shared: AtomicBool,
     irq: EventFd,
 }
 
@@ -86,11 +88,35 @@ impl Line {
         // Fails only when 2^64 interrupts are outstanding; then one more is not needed.
         let _ = self.irq.write(1);
     }
+
+    /// `InterruptStatus`.
+    fn causes(&self) -> u32 {
+        let vring = if self.shared.load(Ordering::Acquire) {
+            INT_VRING
+        } else {
+            0
+        };
+        self.pending.load(Ordering::Acquire) | vring
+    }
+
+    /// The driver reset the device.
+    fn reset(&self) {
+        self.pending.store(0, Ordering::Release);
+        self.shared.store(false, Ordering::Release);
+    }
 }
 
 impl Interrupt for Line {
     fn signal_queue(&self, _index: u16) {
         self.raise(INT_VRING);
+    }
+
+    /// All queues have the one line. Whoever writes to it does not set `InterruptStatus`, so from now
+    /// on, until the reset, that always says that buffers may have been used; a driver finds out.
+    fn queue_call(&self, _index: u16) -> io::Result<Option<EventFd>> {
+        let call = self.irq.try_clone()?;
+        self.shared.store(true, Ordering::Release);
+        Ok(Some(call))
     }
 
     fn signal_config(&self) {
@@ -122,6 +148,7 @@ impl MmioTransport {
             status: status.clone(),
             pending: AtomicU32::new(0),
             generation: AtomicU32::new(0),
+            shared: AtomicBool::new(false),
             irq: EventFd::new(EFD_NONBLOCK)?,
         });
         Ok(Self {
@@ -150,7 +177,7 @@ impl MmioTransport {
             DEVICE_FEATURES => common.device_features(),
             QUEUE_SIZE_MAX => common.queue_max_size().into(),
             QUEUE_READY => common.queue_ready().into(),
-            INTERRUPT_STATUS => self.line.pending.load(Ordering::Acquire),
+            INTERRUPT_STATUS => self.line.causes(),
             STATUS => common.status().into(),
             CONFIG_GENERATION => self.line.generation.load(Ordering::Acquire),
             _ if (SHM_LEN_LOW..SHM_LEN_LOW + 16).contains(&offset) => u32::MAX,
@@ -176,7 +203,7 @@ impl MmioTransport {
             STATUS => {
                 common.set_status((value & 0xff) as u8);
                 if value & 0xff == 0 {
-                    self.line.pending.store(0, Ordering::Release);
+                    self.line.reset();
                 }
             }
             _ => {

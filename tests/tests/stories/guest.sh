@@ -38,6 +38,7 @@ case $story in
         run refused peer refused $gateway 7001
         exit 0
         ;;
+    tap*) . /tap.sh ;;
     reboot)
         reboot -f
         sleep 60
@@ -49,6 +50,8 @@ peer greet 0.0.0.0:7000 1 >/tmp/greet 2>&1 &
 greeter=$!
 
 expect cpus "$(nproc)" "$cpus"
+# The driver uses as many pairs of queues as there are CPUs, of those that the card has.
+expect queues "$(ls -d /sys/class/net/eth0/queues/tx-* | wc -l) $(ethtool -l eth0 | awk '/Combined/ {print $2}' | tail -n 1)" "$cpus $cpus"
 
 # Which bus the card is on, and what kind of interrupt each of its queues has.
 wires() {
@@ -57,7 +60,12 @@ wires() {
         awk '{printf " %s:%s", $1, $NF}'
 }
 case $transport in
-    pci) wires='/pci0000:00 PCI-MSIX:virtio0-config PCI-MSIX:virtio0-input.0 PCI-MSIX:virtio0-output.0' ;;
+    pci)
+        wires='/pci0000:00 PCI-MSIX:virtio0-config PCI-MSIX:virtio0-input.0 PCI-MSIX:virtio0-output.0'
+        if [ "$cpus" = 2 ]; then
+            wires="$wires PCI-MSIX:virtio0-input.1 PCI-MSIX:virtio0-output.1"
+        fi
+        ;;
     mmio) wires='/LNRO0005:00 IO-APIC:virtio0' ;;
 esac
 expect wires "$(wires | sed 's/PCI-MSI[^ ]*:virtio/PCI-MSIX:virtio/g')" "$wires"

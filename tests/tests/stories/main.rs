@@ -5,14 +5,14 @@
 //! one line per check, and each expected line is one test here. A line that never came is a failed
 //! test, so nothing passes by not running.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use guest_images::console::Record;
 use guest_images::initramfs::files_cpio;
 use guest_images::lab::{LabJob, run_lab_with};
-use guest_images::{Images, target_dir};
+use guest_images::{Images, host, target_dir};
 use libtest_mimic::{Arguments, Failed, Trial};
 use tests::{build_peer, build_wonton};
 
@@ -20,9 +20,10 @@ use tests::{build_peer, build_wonton};
 const GUESTS: [(&str, u32); 4] = [("6.1", 1), ("6.1", 2), ("6.12", 1), ("6.12", 2)];
 
 /// What every guest must report, in order of the scripts.
-const CHECKS: [&str; 20] = [
+const CHECKS: [&str; 21] = [
     "boot",
     "cpus",
+    "queues",
     "wires",
     "dhcp",
     "ping-gateway",
@@ -43,6 +44,36 @@ const CHECKS: [&str; 20] = [
     "power-off",
 ];
 
+/// What a guest on a tap must report.
+const TAP_CHECKS: [&str; 15] = [
+    "boot",
+    "ping",
+    "iperf3-down",
+    "iperf3-up",
+    "download",
+    "upload",
+    "driver-rebind",
+    "download-after-rebind",
+    "baseline",
+    "down-up",
+    "down-up-in-log",
+    "reboot",
+    "ping-after-reboot",
+    "removed",
+    "removed-in-log",
+];
+
+/// What a guest on a tap with two queues must report.
+const QUEUES_CHECKS: [&str; 7] = [
+    "boot",
+    "ping",
+    "guest-queues",
+    "tap-queues",
+    "iperf3-4-streams",
+    "driver-rebind",
+    "power-off",
+];
+
 /// What the guests that run once for all report.
 const EXTRA: [&str; 4] = [
     "rx-copy/download-64m",
@@ -53,19 +84,57 @@ const EXTRA: [&str; 4] = [
 
 fn main() {
     let arguments = Arguments::from_args();
-    let mut trials = Vec::new();
-    for (kernel, cpus) in GUESTS {
-        for check in CHECKS {
-            trials.push(trial(format!("linux-{kernel}/{cpus}cpu/{check}")));
-        }
-    }
-    trials.extend(EXTRA.iter().map(|name| trial((*name).to_owned())));
+    let groups = [("user", user_trials()), ("tap", tap_trials())];
+    // A group is run as a whole, or not at all when nothing of it is asked for.
+    let filter = arguments.filter.clone().unwrap_or_default();
+    let is_wanted = |names: &[String]| names.iter().any(|name| name.contains(&filter));
+    let wanted: Vec<&str> = groups
+        .iter()
+        .filter(|(_, names)| is_wanted(names))
+        .map(|(group, _)| *group)
+        .collect();
+    let script = Arc::new(wanted.join("\n"));
+    let trials = groups
+        .into_iter()
+        .flat_map(|(_, names)| names)
+        .map(|name| trial(name, script.clone()))
+        .collect();
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn trial(name: String) -> Trial {
+fn user_trials() -> Vec<String> {
+    let mut names = Vec::new();
+    for (kernel, cpus) in GUESTS {
+        for check in CHECKS {
+            names.push(format!("linux-{kernel}/{cpus}cpu/{check}"));
+        }
+    }
+    names.extend(EXTRA.map(str::to_owned));
+    names
+}
+
+fn tap_trials() -> Vec<String> {
+    let mut names = Vec::new();
+    for kernel in ["6.1", "6.12"] {
+        for vhost in ["on", "off"] {
+            for check in TAP_CHECKS {
+                names.push(format!("tap/linux-{kernel}/vhost-{vhost}/{check}"));
+            }
+        }
+    }
+    for vhost in ["on", "off"] {
+        for transport in ["pci", "mmio"] {
+            for check in QUEUES_CHECKS {
+                names.push(format!("tap/two-queues/vhost-{vhost}/{transport}/{check}"));
+            }
+        }
+    }
+    names
+}
+
+fn trial(name: String, groups: Arc<String>) -> Trial {
     let wanted = name.clone();
-    Trial::test(name, move || match lab() {
+    Trial::test(name, move || match lab(&groups) {
         Ok(records) => verdict(records, &wanted),
         Err(error) => Err(Failed::from(format!("the lab did not run: {error}"))),
     })
@@ -100,12 +169,12 @@ fn verdict(records: &[Record], wanted: &str) -> Result<(), Failed> {
 }
 
 /// The one boot that all tests look at.
-fn lab() -> &'static Result<Vec<Record>, String> {
+fn lab(groups: &str) -> &'static Result<Vec<Record>, String> {
     static LAB: OnceLock<Result<Vec<Record>, String>> = OnceLock::new();
-    LAB.get_or_init(|| run().map_err(|error| format!("{error:#}")))
+    LAB.get_or_init(|| run(groups).map_err(|error| format!("{error:#}")))
 }
 
-fn run() -> Result<Vec<Record>> {
+fn run(groups: &str) -> Result<Vec<Record>> {
     let peer = build_peer()?;
     let wonton = build_wonton()?;
     let images = Images::of_workspace()?;
@@ -115,12 +184,18 @@ fn run() -> Result<Vec<Record>> {
     let overlay = files_cpio(&[
         ("bin/peer", 0o755, &peer_bytes),
         ("job.sh", 0o755, include_bytes!("guest.sh")),
+        ("tap.sh", 0o644, include_bytes!("guest-tap.sh")),
     ])?;
+    let ip = host::IP.installed(images.progress())?;
     let mut job = LabJob::new(include_str!("lab.sh"))
         .program("wonton", &wonton)
         .file("/usr/bin/peer", 0o755, peer_bytes.clone())
+        .program("iproute2", &ip)
         .file("/job/overlay.cpio", 0o644, overlay)
-        .timeout(Duration::from_secs(900));
+        .file("/job/groups", 0o644, groups)
+        .file("/job/tap.sh", 0o644, include_bytes!("lab-tap.sh"))
+        .file("/job/do.sh", 0o755, include_bytes!("do.sh"))
+        .timeout(Duration::from_secs(1200));
     job.cpus = 1;
     let log = target_dir().join("stories-console.log");
     eprintln!("stories: running in the lab, console in {}", log.display());

@@ -192,3 +192,55 @@ fn memory_is_private_unless_it_is_to_be_shared() {
     assert_eq!(parse("64M,shared"), Ok((64 << 20, Backing::Shared)));
     assert!(parse("64M,huge").is_err());
 }
+
+fn tap(spec: &str) -> Result<TapOptions, ConfigError> {
+    match parse_net(spec)?.map(|net| net.kind) {
+        Some(NetKind::Tap(tap)) => Ok(tap),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn taps() {
+    let plain = tap("tap").unwrap();
+    assert_eq!(plain, TapOptions::default());
+    assert_eq!(plain.source, TapSource::Name("tap0".to_owned()));
+    let full = tap("tap,name=t1,vhost=on,queues=4,mtu=9000").unwrap();
+    assert_eq!(full.source, TapSource::Name("t1".to_owned()));
+    assert_eq!(
+        (full.vhost, full.queues, full.mtu),
+        (Vhost::On, 4, Some(9000))
+    );
+    let passed = tap("tap,fd=3:5,vhost=off").unwrap();
+    assert_eq!(passed.source, TapSource::Fds(vec![3, 5]));
+    assert_eq!((passed.vhost, passed.queues), (Vhost::Off, 2));
+    for (spec, problem) in [
+        ("tap,name=a,fd=3", "exclude each other"),
+        ("tap,fd=3:4,queues=3", "2 descriptors"),
+        ("tap,fd=-1", "descriptor's number"),
+        ("tap,fd=", "descriptor's number"),
+        ("tap,queues=9", "1 to 8"),
+        ("tap,queues=0", "1 to 8"),
+        ("tap,vhost=yes", "on, off or auto"),
+        ("tap,rx=ring", "no option `rx`"),
+        ("tap,vhost=on,loss=1", "vhost=off"),
+        ("user,vhost=on", "no option `vhost`"),
+    ] {
+        let error = parse_net(spec).unwrap_err().to_string();
+        assert!(error.contains(problem), "{spec}: {error}");
+    }
+}
+
+#[test]
+fn a_tap_is_served_without_vhost() {
+    let serve = |net: &str| {
+        let cli = Cli::try_parse_from(["wonton", "serve", "--socket", "s", "--net", net]).unwrap();
+        let Command::Serve(args) = cli.command else {
+            panic!("not serve");
+        };
+        ServeConfig::try_from(args).map(|config| config.net.kind)
+    };
+    assert!(matches!(serve("tap"), Ok(NetKind::Tap(_))));
+    let refused = serve("tap,vhost=on").unwrap_err().to_string();
+    assert_eq!(refused, "--net: wonton serve needs vhost=off");
+}

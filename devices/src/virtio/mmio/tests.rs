@@ -355,3 +355,21 @@ fn a_driver_fault_shows_and_a_reset_cures_it() {
     m.start(F_VERSION_1);
     m.echo(&[1; 64]);
 }
+
+#[test]
+fn a_line_that_the_kernel_may_raise_always_names_its_cause() {
+    let mut machine = Machine::new();
+    let line = machine.regs.line.clone();
+    let call = line.queue_call(1).unwrap().expect("a descriptor");
+    call.write(1).unwrap();
+    assert_eq!(machine.regs.irq().read().unwrap(), 1);
+    assert_eq!(machine.read(INTERRUPT_STATUS), INT_VRING);
+    machine.write(INTERRUPT_ACK, INT_VRING);
+    assert_eq!(machine.read(INTERRUPT_STATUS), INT_VRING);
+    line.signal_config();
+    assert_eq!(machine.read(INTERRUPT_STATUS), INT_VRING | INT_CONFIG);
+    machine.write(INTERRUPT_ACK, INT_VRING | INT_CONFIG);
+    assert_eq!(machine.read(INTERRUPT_STATUS), INT_VRING);
+    machine.set_status(0);
+    assert_eq!(machine.read(INTERRUPT_STATUS), 0);
+}
