@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -59,50 +60,55 @@ pub(super) struct Job {
 impl Job {
     /// Makes the tap as the settings say.
     pub(super) fn apply(&mut self) {
-        let offloads = self.tap.set_offloads(self.settings.offloads);
-        for result in [offloads, self.tap.attach(self.settings.pairs.into())] {
-            if let Err(error) = result {
-                self.link.failed(&error);
-                if !self.link.is_gone() {
-                    tracing::error!(%error, "cannot set up the tap {}", self.tap.name());
-                }
-            }
-        }
+        apply(&mut self.tap, &mut self.link, self.settings);
     }
 
-    /// Answers the commands that wait.
-    fn commands(&mut self) {
-        let mut changes = Vec::new();
+    /// Carries out and answers commands that wait; true when there are more.
+    fn commands(&mut self) -> bool {
+        let Self {
+            tap,
+            link,
+            settings,
+            ..
+        } = self;
         let Some(control) = &mut self.control else {
-            return;
+            return false;
         };
-        let done = control
-            .queue
-            .process(&self.ram.memory(), &mut |change| changes.push(change));
         let index = control.index;
-        for change in changes {
+        // Each is carried out before it is answered.
+        let done = control.queue.process(&self.ram.memory(), &mut |change| {
             match change {
                 Change::Offloads(offloads) => {
-                    let settings = &mut self.settings;
                     settings.offloads = (settings.offloads - GUEST_OFFLOADS) | offloads;
                 }
-                Change::Pairs(pairs) => self.settings.pairs = pairs,
+                Change::Pairs(pairs) => settings.pairs = pairs,
             }
-            self.apply();
-        }
+            apply(tap, link, *settings);
+        });
         match done {
             Ok(done) => {
                 if done.signal {
                     self.interrupt.signal_queue(index);
                 }
-                if done.more {
-                    self.commands();
-                }
+                done.more
             }
             Err(fault) => {
                 tracing::warn!(queue = index, %fault, "the network driver broke the virtio specification");
                 self.control = None;
                 self.interrupt.needs_reset();
+                false
+            }
+        }
+    }
+}
+
+fn apply(tap: &mut TapDevice, link: &mut LinkState, settings: Settings) {
+    let offloads = tap.set_offloads(settings.offloads);
+    for result in [offloads, tap.attach(settings.pairs.into())] {
+        if let Err(error) = result {
+            link.failed(&error);
+            if !link.is_gone() {
+                tracing::error!(%error, "cannot set up the tap {}", tap.name());
             }
         }
     }
@@ -180,29 +186,38 @@ impl Keeper {
 fn run(job: &mut Job, mut poll: Poll, link: &LinkWatch, stop: &AtomicBool) -> io::Result<()> {
     let mut events = Events::with_capacity(16);
     let mut broken = false;
-    // What was there before the first notification.
-    job.commands();
+    // There may be commands from before the first notification.
+    let mut commands_due = true;
     while !stop.load(Ordering::Acquire) {
-        match poll.poll(&mut events, None) {
+        if commands_due {
+            commands_due = job.commands();
+        }
+        let timeout = commands_due.then_some(Duration::ZERO);
+        match poll.poll(&mut events, timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             result => result?,
         }
         for event in events.iter() {
             match event.token() {
                 STOP => {}
-                CTRL => job.commands(),
+                CTRL => commands_due = true,
                 LINK => {
                     if let Some(state) = link.news() {
                         job.link.set(state);
                     }
                 }
-                BROKEN if !std::mem::replace(&mut broken, true) => {
-                    tracing::warn!(
-                        "vhost-net found a ring broken: the network driver must reset the card"
-                    );
-                    job.interrupt.needs_reset();
+                BROKEN => {
+                    // The kernel does not tell a ring without its tap from a bad one.
+                    if let Some(state) = link.news() {
+                        job.link.set(state);
+                    }
+                    if !job.link.is_gone() && !std::mem::replace(&mut broken, true) {
+                        tracing::warn!(
+                            "vhost-net found a ring broken: the network driver must reset the card"
+                        );
+                        job.interrupt.needs_reset();
+                    }
                 }
-                BROKEN => {}
                 Token(relay) => {
                     if let Some((queue, _)) = job.relays.get(relay - RELAY) {
                         job.interrupt.signal_queue(*queue);

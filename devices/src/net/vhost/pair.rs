@@ -75,8 +75,8 @@ impl Pair {
         Ok(features & RING_FEATURES)
     }
 
-    /// Lets the kernel carry frames between the RX and TX `rings` and `tap`. After a failure
-    /// [`Self::stop`] is to be called.
+    /// Lets the kernel carry frames between the RX and TX `rings` and `tap`; without one it leaves the
+    /// rings alone. After a failure [`Self::stop`] is to be called.
     ///
     /// # Errors
     /// As the calls; also when a ring is not in one piece of memory.
@@ -85,7 +85,7 @@ impl Pair {
         ram: &GuestRam,
         features: u64,
         rings: &[Ring<'_>],
-        tap: &File,
+        tap: Option<&File>,
     ) -> Result<(), VhostError> {
         let handle = Handle {
             net: &self.net,
@@ -104,7 +104,7 @@ impl Pair {
         }
         for index in 0..rings.len() {
             self.net
-                .set_backend(index, Some(tap))
+                .set_backend(index, tap)
                 .map_err(|error| call("attach to the tap", error))?;
         }
         Ok(())
