@@ -5,19 +5,15 @@
 )]
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _};
 use std::ptr;
 use std::sync::Arc;
 
-use devices::pci::MsiMessage;
 use kvm_bindings::{
-    CpuId, KVM_API_VERSION, KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC,
-    KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MAX_CPUID_ENTRIES, KVM_MAX_IRQ_ROUTES,
-    KvmIrqRouting, Msrs, kvm_irq_routing_entry, kvm_irq_routing_entry__bindgen_ty_1,
-    kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_lapic_state, kvm_msr_entry, kvm_regs,
-    kvm_sregs, kvm_userspace_memory_region,
+    CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES, KVM_MAX_IRQ_ROUTES, KvmIrqRouting, Msrs,
+    kvm_irq_routing_entry, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _};
@@ -278,19 +274,13 @@ impl Vm {
         )
     }
 
-    /// Routes each GSI in `messages` to its message, those of pins to their pins, and no other.
+    /// Makes `routes` all that there are, at most [`MAX_ROUTES`].
     ///
     /// # Errors
     /// As the call; the routes are then as before.
-    pub fn set_msi_routes(&self, messages: &BTreeMap<u32, MsiMessage>) -> Result<(), KvmError> {
-        let mut routes = pin_routes();
-        routes.extend(
-            messages
-                .iter()
-                .map(|(gsi, message)| msi_route(*gsi, *message)),
-        );
+    pub fn set_routes(&self, routes: &[kvm_irq_routing_entry]) -> Result<(), KvmError> {
         let what = "route interrupts";
-        let routes = KvmIrqRouting::from_entries(&routes).map_err(|error| KvmError::Call {
+        let routes = KvmIrqRouting::from_entries(routes).map_err(|error| KvmError::Call {
             what,
             source: io::Error::other(format!("{error:?}")),
         })?;
@@ -304,42 +294,6 @@ impl Vm {
     pub fn create_vcpu(&self, id: u8) -> Result<Vcpu, KvmError> {
         let fd = call("create a CPU", self.fd.create_vcpu(u64::from(id)))?;
         Ok(Vcpu { fd })
-    }
-}
-
-/// The routes that KVM makes with its interrupt controllers: each pin of the IOAPIC, and of the PICs.
-fn pin_routes() -> Vec<kvm_irq_routing_entry> {
-    let ioapic = (0..=layout::LAST_GSI).map(|gsi| pin_route(gsi, KVM_IRQCHIP_IOAPIC, gsi));
-    let pics = (0..16).map(|gsi| match gsi {
-        0..8 => pin_route(gsi, KVM_IRQCHIP_PIC_MASTER, gsi),
-        _ => pin_route(gsi, KVM_IRQCHIP_PIC_SLAVE, gsi - 8),
-    });
-    ioapic.chain(pics).collect()
-}
-
-fn pin_route(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
-    kvm_irq_routing_entry {
-        gsi,
-        type_: KVM_IRQ_ROUTING_IRQCHIP,
-        u: kvm_irq_routing_entry__bindgen_ty_1 {
-            irqchip: kvm_irq_routing_irqchip { irqchip, pin },
-        },
-        ..Default::default()
-    }
-}
-
-fn msi_route(gsi: u32, MsiMessage { address, data }: MsiMessage) -> kvm_irq_routing_entry {
-    let msi = kvm_irq_routing_msi {
-        address_lo: address as u32,
-        address_hi: (address >> 32) as u32,
-        data,
-        ..Default::default()
-    };
-    kvm_irq_routing_entry {
-        gsi,
-        type_: KVM_IRQ_ROUTING_MSI,
-        u: kvm_irq_routing_entry__bindgen_ty_1 { msi },
-        ..Default::default()
     }
 }
 
