@@ -13,9 +13,9 @@
 //! ```
 //!
 //! A driver may send a flow's frames through another queue later, when the sending thread has moved or
-//! the number of queues in use was changed. Those are copied into a mailbox of the owner, in order.
-//! That costs a copy and a wake-up, and is right always; drivers keep flows where they are for as long
-//! as anything is in flight.
+//! the number of queues in use was changed. Those are copied into a mailbox of the owner, and opened
+//! ahead of the owner's own queue, so the order is kept. That costs a copy and a wake-up; drivers keep
+//! flows where they are for as long as frames wait to be taken.
 //!
 //! Ports that no flow uses any more are free again after [`SWEEP`] at the latest. Ports with forwards
 //! from the host belong to the first shard for good, for it has the listeners.
@@ -91,6 +91,10 @@ impl Owners {
         }
     }
 
+    fn owner(&self, port: Port) -> Option<u8> {
+        self.entry(port).load(Ordering::Relaxed).checked_sub(1)
+    }
+
     fn free(&self, port: Port) {
         self.entry(port).store(FREE, Ordering::Relaxed);
     }
@@ -131,11 +135,16 @@ impl Mailbox {
         true
     }
 
+    fn has_mail(&self) -> bool {
+        self.full.load(Ordering::Acquire)
+    }
+
     /// Takes everything out.
     fn take(&self) -> VecDeque<(VnetHdr, Vec<u8>)> {
-        if !self.full.swap(false, Ordering::AcqRel) {
+        if !self.has_mail() {
             return VecDeque::new();
         }
+        self.full.store(false, Ordering::SeqCst);
         let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
         letters.bytes = 0;
         std::mem::take(&mut letters.frames)
@@ -205,9 +214,9 @@ fn shards(config: &Config, rx: RxPath, count: u8) -> Result<Vec<Shard>, StackErr
     Ok((0..).zip(stacks).map(shard).collect())
 }
 
-/// The guest's port in a frame of a flow; `None` when any shard may have the frame: what has no port,
-/// and what the stack answers by itself, names and addresses.
-fn port_of(frame: &TxFrame<'_, '_>) -> Option<Port> {
+/// The guest's port in a frame, and whether it makes a flow of its own: questions for names and
+/// addresses are answered by whichever stack gets them. `None` for what has no port.
+fn port_of(frame: &TxFrame<'_, '_>) -> Option<(Port, bool)> {
     const IHL: usize = ETHERNET;
     const PROTOCOL: usize = ETHERNET + 9;
     // Ethernet, the longest IPv4 header, and ports.
@@ -226,15 +235,18 @@ fn port_of(frame: &TxFrame<'_, '_>) -> Option<Port> {
     let word = |at: usize| Some(u16::from_be_bytes([*head.get(at)?, *head.get(at + 1)?]));
     let (number, far) = (word(at)?, word(at + 2)?);
     let answered_here = protocol == Protocol::Udp && matches!(far, 53 | 67);
-    (!answered_here).then_some(Port { protocol, number })
+    Some((Port { protocol, number }, !answered_here))
 }
 
 impl Shard {
     /// The shard that `frame` is for.
     fn owner(&mut self, frame: &TxFrame<'_, '_>, now: Instant) -> u8 {
-        let Some(port) = port_of(frame) else {
+        let Some((port, makes_a_flow)) = port_of(frame) else {
             return self.index;
         };
+        if !makes_a_flow {
+            return self.shared.owners.owner(port).unwrap_or(self.index);
+        }
         let (owner, claimed) = self.shared.owners.claim(port, self.index);
         if claimed {
             self.claimed.push(port);
@@ -297,6 +309,10 @@ impl Shard {
         self.stack.for_each_guest_port(|protocol, number| {
             used.insert(Port { protocol, number });
         });
+        // What is in the mail may be the first of a flow.
+        if self.shared.mailboxes[usize::from(self.index)].has_mail() {
+            return;
+        }
         self.claimed.retain(|&port| {
             let keep = used.contains(&port);
             if !keep {
@@ -322,6 +338,8 @@ impl Backend for Shard {
     }
 
     fn transmit(&mut self, burst: &TxBurst<'_>, now: Instant) {
+        // Its frames are older: a driver that saw them taken from one queue may go on with the other.
+        self.open_mail(now);
         let kept = self.sort(burst, now);
         self.stack.transmit(kept.as_ref().unwrap_or(burst), now);
     }

@@ -162,7 +162,7 @@ impl NetEngine {
     }
 
     /// What the engines of the card share.
-    pub(crate) fn rings(&self) -> &Rings {
+    pub(crate) fn rings(&self) -> &Arc<Rings> {
         &self.rings
     }
 
@@ -240,14 +240,18 @@ impl NetEngine {
         let slices = recycle(std::mem::take(&mut scratch.rx));
         let sink = VolatileSlice::from(&mut *scratch.sink);
         let mut lent = self.rings.lend(self.pair);
+        if self.rings.is_broken() {
+            return false;
+        }
         if lent.offloads != self.link.offloads {
             self.link.offloads = lent.offloads;
             self.backend.set_offloads(&self.link);
         }
-        let rx = rx_queue(lent.pair);
+        let (pair, rx) = (lent.pair, rx_queue(lent.pair));
         let mut ring = RxBurst::new(&mut lent.queue, &guard, slices, sink);
         let stop = self.backend.receive(&mut ring, now);
         let (result, slices) = ring.publish();
+        let taken = lent.queue.taken();
         drop(lent);
         scratch.rx = recycle(slices);
         let done = match result {
@@ -261,7 +265,8 @@ impl NetEngine {
         if done.signal {
             self.signal(rx);
         }
-        self.signal_tx(done.signal, now);
+        // A driver that comes for a queue looks at the other one of the pair.
+        self.signal_tx(done.signal && pair == self.pair, now);
         // While the guest works on the burst.
         let more = self.backend.after_burst();
         let counters = &*self.counters;
@@ -277,7 +282,11 @@ impl NetEngine {
             Stop::NoBuffers => {
                 count(&counters.rx_starved, 1);
                 let mut lent = self.rings.lend(self.pair);
-                let (rx, more) = (rx_queue(lent.pair), lent.queue.arm(&guard));
+                let rx = rx_queue(lent.pair);
+                let armed = lent.queue.arm(&guard);
+                // Another worker may have brought buffers since, and not used them.
+                let changed = lent.pair != pair || lent.queue.taken() != taken;
+                let more = armed.map(|more| more || changed);
                 drop(lent);
                 // A backend that gives up without having asked gets no second turn at once.
                 self.checked(rx, more) && done.starved

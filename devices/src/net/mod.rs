@@ -160,10 +160,7 @@ impl Net {
             match Worker::spawn(engine, kicks) {
                 Ok(worker) => self.workers.push(worker),
                 Err((error, backend)) => {
-                    let workers = std::mem::take(&mut self.workers).into_iter();
-                    let backends = workers
-                        .filter_map(Worker::stop)
-                        .map(NetEngine::into_backend);
+                    let backends = self.stop().into_iter().map(NetEngine::into_backend);
                     self.backends = backends.chain([backend]).collect();
                     failed = Some(error);
                 }
@@ -187,11 +184,12 @@ impl Net {
         each.map(of).collect()
     }
 
-    /// Stops all workers; what is left of them, in order.
-    fn stop(&mut self) -> impl Iterator<Item = NetEngine> {
-        std::mem::take(&mut self.workers)
-            .into_iter()
-            .filter_map(Worker::stop)
+    /// Stops all workers; what is left of them, in order. None of them runs any more when the first
+    /// backend hears of it.
+    fn stop(&mut self) -> Vec<NetEngine> {
+        let workers = std::mem::take(&mut self.workers);
+        workers.iter().for_each(Worker::ask_to_stop);
+        workers.into_iter().filter_map(Worker::stop).collect()
     }
 }
 
@@ -221,13 +219,12 @@ impl VirtioDevice for Net {
 
     fn reset(&mut self) {
         self.chosen = None;
-        let backends = self.stop().map(NetEngine::into_backend);
-        let backends: Vec<_> = backends.collect();
-        self.backends.extend(backends);
+        let engines = self.stop().into_iter();
+        self.backends.extend(engines.map(NetEngine::into_backend));
     }
 
     fn suspend(&mut self) -> Vec<(u16, Queue)> {
-        let engines: Vec<_> = self.stop().collect();
+        let engines = self.stop();
         let Some(first) = engines.first() else {
             return Vec::new();
         };

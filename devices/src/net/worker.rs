@@ -13,10 +13,11 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use mio::Waker;
 use net::nic::Backend;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::net::engine::{NetEngine, Scratch};
+use crate::net::rings::{Rings, wake};
 use crate::net::sleep::{Kick, Sleep};
 use crate::virtio::{Doorbell, Interrupt};
 
@@ -24,7 +25,7 @@ use crate::virtio::{Doorbell, Interrupt};
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: Arc<AtomicBool>,
-    waker: Arc<Waker>,
+    waker: Arc<EventFd>,
     thread: JoinHandle<Option<NetEngine>>,
 }
 
@@ -54,7 +55,6 @@ impl Worker {
         kicks: Vec<(Kick, Doorbell)>,
     ) -> io::Result<(Self, mpsc::Sender<NetEngine>)> {
         let (sleep, waker) = Sleep::new(engine, &kicks)?;
-        let waker = Arc::new(waker);
         engine.rings().watch(waker.clone());
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -66,7 +66,7 @@ impl Worker {
             })
             .spawn(move || {
                 let mut engine: NetEngine = receiver.recv().ok()?;
-                let _alarm = Alarm(engine.interrupt());
+                let _alarm = Alarm(engine.interrupt(), engine.rings().clone());
                 if let Err(error) = run(&mut engine, sleep, &stopped) {
                     tracing::error!(%error, "the network thread cannot wait for events");
                     engine.interrupt().needs_reset();
@@ -83,22 +83,27 @@ impl Worker {
         Ok((worker, sender))
     }
 
+    /// Has the thread stop soon.
+    pub(crate) fn ask_to_stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        wake(&self.waker);
+    }
+
     /// Stops the thread and waits for it; `None` when it panicked, and the backend is lost.
     pub(crate) fn stop(self) -> Option<NetEngine> {
-        self.stop.store(true, Ordering::Release);
-        if let Err(error) = self.waker.wake() {
-            tracing::error!(%error, "cannot wake the network thread");
-        }
+        self.ask_to_stop();
         self.thread.join().ok().flatten()
     }
 }
 
-/// Tells the driver when the thread panics: without it the card would only fall silent.
-struct Alarm(Arc<dyn Interrupt>);
+/// Tells the driver when the thread panics: without it the card would only fall silent. The other
+/// threads of the card stop working, because a queue that they share may be half done.
+struct Alarm(Arc<dyn Interrupt>, Arc<Rings>);
 
 impl Drop for Alarm {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            self.1.set_broken();
             self.0.needs_reset();
         }
     }

@@ -17,7 +17,7 @@ pub const CAP_VENDOR: u8 = 0x09;
 pub const CAP_MSIX: u8 = 0x11;
 
 /// Kept for the driver to read; virtio devices stay off guest memory until DRIVER_OK anyway.
-const COMMAND_BUS_MASTER: u16 = 1 << 2;
+pub(crate) const COMMAND_BUS_MASTER: u16 = 1 << 2;
 const COMMAND_INTX_DISABLE: u16 = 1 << 10;
 const STATUS: u8 = 0x06;
 const STATUS_CAPABILITIES: u16 = 1 << 4;

@@ -22,7 +22,7 @@ mod line;
 use std::io;
 use std::sync::Arc;
 
-use crate::pci::config::{COMMAND, COMMAND_MEMORY, ConfigSpace, Identity};
+use crate::pci::config::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY, ConfigSpace, Identity};
 use crate::pci::msix::Msix;
 use crate::pci::{BarRange, PciFunction, PciHost};
 use crate::virtio::common::{Common, Status};
@@ -66,6 +66,8 @@ pub struct PciTransport {
     window: BarRange,
     /// The BAR that the doorbells are attached for.
     doorbells_at: Option<u64>,
+    /// The function may write to memory, as the driver last said.
+    bus_master: bool,
 }
 
 impl PciTransport {
@@ -103,14 +105,28 @@ impl PciTransport {
             pci_cfg,
             window,
             doorbells_at: None,
+            bus_master: false,
         })
     }
 
     /// The configuration space was written: what depends on it follows.
     fn config_written(&mut self) {
+        let master = self.config.u16(COMMAND) & COMMAND_BUS_MASTER != 0;
+        if std::mem::replace(&mut self.bus_master, master) && !master {
+            // Memory is not the device's any more (PCI 3.0, 6.2.2): another kernel may follow without
+            // a word to the device. A driver that never set the bit is served all the same.
+            self.common.set_status(0);
+            self.forget_driver();
+        }
         let on = self.msix.config_written(&self.config, &mut *self.host);
         self.line.set_msix(on);
         self.place_doorbells();
+    }
+
+    /// The device was reset.
+    fn forget_driver(&mut self) {
+        self.line.forget_driver();
+        self.msix.drop_pending();
     }
 
     /// Attaches the doorbells to where the BAR is now.
@@ -227,8 +243,7 @@ impl PciFunction for PciTransport {
             COMMON_CFG => {
                 common_cfg::write(&mut self.common, &self.line, at, data);
                 if common_cfg::is_reset(at, data) {
-                    self.line.forget_driver();
-                    self.msix.drop_pending();
+                    self.forget_driver();
                 }
             }
             DEVICE_CFG => self.common.write_config(at, data),

@@ -92,6 +92,11 @@ fn a_flow_stays_where_it_began_and_its_order_is_kept() {
     for i in 1..=9u8 {
         assert_eq!(pair.arrived(), (vec![b'0' + i], name));
     }
+    // Back on its own queue, behind what is still in the mail.
+    pair.send(1, 5000, b"a");
+    pair.send(0, 5000, b"b");
+    assert_eq!(pair.arrived().0, b"a");
+    assert_eq!(pair.arrived().0, b"b");
     pair.far.send_to(b"answer", name).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while pair.receive(0) == 0 {

@@ -40,7 +40,7 @@ use crate::wire::Macs;
 /// Lease time of the one address. It is the guest's for good; renewals only show that it lives.
 const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Descriptors that TCP flows leave alone: for UDP flows, DNS queries, pings and the VMM itself.
+/// Descriptors that the TCP flows of a stack leave alone: for UDP flows, DNS queries, pings and the VMM itself.
 const RESERVED: usize = 2048;
 
 /// When connections that had to wait at a forward are looked at again.
@@ -303,7 +303,9 @@ impl Stack {
 fn limits(count: u8) -> Limits {
     let limits = Limits::default();
     let descriptors = crate::host::descriptor_limit();
-    let most = descriptors.saturating_sub(RESERVED).max(descriptors / 2);
+    let most = descriptors
+        .saturating_sub(RESERVED * usize::from(count))
+        .max(descriptors / 2);
     let share = limits.of_one_in(count);
     Limits {
         flows: share.flows.min(most / usize::from(count.max(1))),
