@@ -1,5 +1,7 @@
 //! Errors and logs for people.
 
+use std::io::IsTerminal as _;
+
 use devices::net::tap::TapError;
 use devices::net::vhost::VhostError;
 use tracing_subscriber::EnvFilter;
@@ -14,6 +16,7 @@ pub fn init_logging() {
     // Fails only when there is a subscriber already.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .try_init();
 }

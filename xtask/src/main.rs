@@ -11,6 +11,7 @@ mod image;
 mod place;
 mod run;
 mod smoke;
+mod tap;
 mod test;
 
 use std::process::ExitCode;

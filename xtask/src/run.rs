@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use guest_images::lab::{LabJob, run_interactive};
 use guest_images::{Images, Kernel};
 
-use crate::build;
 use crate::place::Place;
+use crate::{build, tap};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -98,11 +98,10 @@ fn in_lab(
     let read = |path: &Path| {
         std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
     };
-    let words: Vec<String> = wonton_arguments(args, "/job/kernel", "/job/initrd")
-        .iter()
-        .map(|word| quoted(word))
-        .collect();
-    let job = LabJob::new(format!("exec wonton {}\n", words.join(" ")))
+    let words = wonton_arguments(args, "/job/kernel", "/job/initrd");
+    let setup = tap::setup(net_of(&words))?.unwrap_or_default();
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    let job = LabJob::new(format!("{setup}exec wonton {}\n", words.join(" ")))
         .program("wonton", wonton)
         .file("job/kernel", 0o644, read(kernel)?)
         .file("job/initrd", 0o644, read(initrd)?);
@@ -133,6 +132,21 @@ fn wonton_arguments(args: &Args, kernel: &str, initrd: &str) -> Vec<String> {
     }
     words.extend(args.wonton.iter().cloned());
     words
+}
+
+/// What `words` have for `--net`, the last if there are several.
+fn net_of(words: &[String]) -> &str {
+    let mut net = "";
+    for (at, word) in words.iter().enumerate() {
+        if let Some(value) = word.strip_prefix("--net=") {
+            net = value;
+        } else if word == "--net"
+            && let Some(value) = words.get(at + 1)
+        {
+            net = value;
+        }
+    }
+    net
 }
 
 pub(crate) fn lab(args: &LabArgs) -> Result<ExitCode> {
@@ -182,6 +196,17 @@ mod tests {
             words,
             "run --kernel k --initrd i --cmdline quiet --memory 512M --cpus=2 --net none"
         );
+    }
+
+    #[test]
+    fn network_is_found() {
+        let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+        assert_eq!(
+            net_of(&words("run --net tap,vhost=on --cpus 2")),
+            "tap,vhost=on"
+        );
+        assert_eq!(net_of(&words("run --net=null")), "null");
+        assert_eq!(net_of(&words("run")), "");
     }
 
     #[test]

@@ -47,7 +47,7 @@ for kernel in 6.12 6.1; do
         [ $code = 0 ]
         verdict power-off "exit code $code"
         [ "$(grep -c 'tap0 was removed' /tmp/wonton.err)" = 1 ]
-        verdict removed-in-log "$(grep tap0 /tmp/wonton.err)"
+        verdict removed-in-log "$(grep -c tap0 /tmp/wonton.err) lines"
     done
 done
 

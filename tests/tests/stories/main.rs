@@ -45,7 +45,7 @@ const CHECKS: [&str; 21] = [
 ];
 
 /// What a guest on a tap must report.
-const TAP_CHECKS: [&str; 15] = [
+const TAP_CHECKS: [&str; 16] = [
     "boot",
     "ping",
     "iperf3-down",
@@ -60,6 +60,7 @@ const TAP_CHECKS: [&str; 15] = [
     "reboot",
     "ping-after-reboot",
     "removed",
+    "power-off",
     "removed-in-log",
 ];
 

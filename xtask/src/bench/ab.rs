@@ -15,12 +15,13 @@ use super::session::{Plan, Session};
 use super::subject::Subject;
 use super::uml::code;
 use super::workload::{Words, chosen};
-use super::{html, report};
+use super::{ab_tap, html, lab, report};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The first: options of wonton (rx=copy), wonton, passt, passt:mtu=BYTES, rev:REF, rev:REF:OPTIONS
-    /// or rev:worktree; in the lab options of wonton run (transport=mmio,cpus=2)
+    /// or rev:worktree; in the lab options of wonton run (transport=mmio,cpus=2), those of a tap
+    /// (net=tap,vhost=on) among them
     #[arg(long)]
     a: Subject,
     /// The second, as the first
@@ -36,6 +37,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    if let Some(pair) = ab_tap::subjects([&args.a, &args.b])? {
+        return lab::compare(&pair, &ab_tap::plan(&args.plan));
+    }
     let images = Images::of_workspace()?;
     let workloads = chosen(&args.workloads);
     let needs_lab = |subject: &Subject| run_options::are_needed(&subject.options);

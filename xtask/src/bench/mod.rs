@@ -11,6 +11,7 @@
 
 mod ab;
 mod ab_lab;
+mod ab_tap;
 pub(crate) mod awake;
 mod backend;
 mod calibrate;

@@ -200,7 +200,7 @@ impl TapDevice {
                 result.map_or_else(|error| error.raw_os_error() == Some(libc::EFAULT), |_| true)
             };
             let mut left = DRAIN;
-            while left > 0 && taken(sys::read(queue, &mut head, &[])) {
+            while left > 0 && taken(sys::read(queue, &mut head, &[], &mut [])) {
                 left -= 1;
             }
         }
@@ -327,14 +327,16 @@ pub(super) fn interface_index(name: &str) -> Option<u32> {
 }
 
 impl TapDevice {
-    /// Reads one packet from queue `index` (of those that there are): its header to `head`, the frame to `slices`.
+    /// Reads one packet from queue `index` (of those that there are): its header to `head`, the frame to
+    /// `slices` and then `tail`.
     pub(super) fn read(
         &self,
         index: usize,
         head: &mut [u8; NET_HDR_LEN],
         slices: &[net::nic::VolatileSlice<'_>],
+        tail: &mut [u8],
     ) -> io::Result<usize> {
-        sys::read(&self.queues[index], head, slices)
+        sys::read(&self.queues[index], head, slices, tail)
     }
 
     /// Writes one packet to queue `index` (of those that there are).

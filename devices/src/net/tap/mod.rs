@@ -2,7 +2,11 @@
 //! what is sent to that interface goes to the guest.
 //!
 //! Both sides speak of frames with `struct virtio_net_hdr`, so a frame is one `readv` into the guest's
-//! buffers or one `writev` from them, whatever its size; nothing is copied or parsed here.
+//! buffers or one `writev` from them, whatever its size; nothing is parsed here.
+//!
+//! A tap does not say how long its next frame is. To ask for buffers for the longest each time would cost
+//! more than to read a short frame does, so after short frames a short one is expected; one that is longer
+//! ends in memory of ours and is copied, and after it long ones are expected for a while.
 
 mod device;
 mod error;
@@ -18,6 +22,7 @@ use std::time::Instant;
 use net::nic::{
     Backend, Link, Offloads, RxRing, Stop, TxBurst, VNET_HDR_F_NEEDS_CSUM, VNET_HDR_GSO_ECN,
     VNET_HDR_GSO_NONE, VNET_HDR_GSO_TCPV4, VNET_HDR_GSO_TCPV6, VNET_HDR_GSO_UDP_L4, VnetHdr,
+    VolatileSlice, write_at,
 };
 
 pub use self::device::TapDevice;
@@ -28,6 +33,8 @@ use crate::virtio::spec::NET_HDR_LEN;
 
 /// Frames to the guest in one turn.
 const BURST: usize = 64;
+/// Frames in a row that must be short for the next to be expected so.
+const SHORT_RUN: usize = 32;
 /// Ethernet header with a VLAN tag.
 const ETHERNET: usize = 18;
 
@@ -40,8 +47,15 @@ pub struct Tap {
     device: Arc<TapDevice>,
     queue: usize,
     offloads: Offloads,
-    /// Longest frame that may come.
+    /// Longest frame that may come, and longest without segmentation offload.
     room: usize,
+    short: usize,
+    /// Short frames still to come until one is expected.
+    long: usize,
+    /// Where the rest of a frame goes that is longer than expected.
+    spill: Box<[u8]>,
+    /// A whole frame in `spill`, for which the guest had no buffers.
+    pending: Option<(VnetHdr, usize)>,
     link: LinkState,
     /// The last `receive` left nothing behind.
     drained: bool,
@@ -75,6 +89,10 @@ impl Tap {
             queue,
             offloads: Offloads::empty(),
             room: MAX_FRAME,
+            short: MAX_FRAME,
+            long: 0,
+            spill: vec![0; MAX_FRAME].into(),
+            pending: None,
             drained: false,
             quiet: false,
         }
@@ -84,6 +102,7 @@ impl Tap {
     fn forget(&mut self) {
         self.drained = false;
         self.quiet = false;
+        self.pending = None;
     }
 
     fn apply(&mut self, link: &Link) {
@@ -92,14 +111,56 @@ impl Tap {
             | Offloads::GUEST_TSO6
             | Offloads::GUEST_USO4
             | Offloads::GUEST_USO6;
+        self.short = usize::from(link.mtu.max(self.device.mtu())) + ETHERNET;
         self.room = if link.offloads.intersects(gso) {
             MAX_FRAME
         } else {
-            usize::from(link.mtu.max(self.device.mtu())) + ETHERNET
+            self.short
         };
         if let Err(error) = self.device.set_offloads(link.offloads) {
             self.link.failed(&error);
         }
+    }
+
+    /// Gives the guest the frame of `len` bytes that was read into its buffers, and may go on in `spill`.
+    fn take(&mut self, ring: &mut dyn RxRing, hdr: VnetHdr, len: usize) {
+        self.long = if len > self.short {
+            SHORT_RUN
+        } else {
+            self.long.saturating_sub(1)
+        };
+        if !self.is_allowed(&hdr) {
+            ring.unreserve();
+            return;
+        }
+        let room = ring.slices(0).iter().map(VolatileSlice::len).sum();
+        if len <= room {
+            ring.finish(&hdr, len);
+            return;
+        }
+        // The buffers' part goes ahead of the rest.
+        let len = len.min(self.spill.len());
+        self.spill.copy_within(..len - room, room);
+        let mut at = 0;
+        for slice in ring.slices(0) {
+            at += slice.copy_to(&mut self.spill[at..room]);
+        }
+        ring.unreserve();
+        self.pending = Some((hdr, len));
+    }
+
+    /// Gives the guest the frame that waits, if there is one; false when there are no buffers for it.
+    fn deliver_pending(&mut self, ring: &mut dyn RxRing) -> bool {
+        let Some((hdr, len)) = self.pending else {
+            return true;
+        };
+        if !ring.reserve(len) {
+            return false;
+        }
+        write_at(ring.slices(0), 0, &self.spill[..len]);
+        ring.finish(&hdr, len);
+        self.pending = None;
+        true
     }
 
     /// True when the guest may be given a frame with this header. One that waited in the tap may be
@@ -153,16 +214,22 @@ impl Backend for Tap {
         }
         self.drained = false;
         for _ in 0..BURST {
-            if !ring.reserve(self.room) {
+            if !self.deliver_pending(ring) {
                 return Stop::NoBuffers;
             }
+            let short = self.long == 0 && self.short < self.room;
+            if !ring.reserve(if short { self.short } else { self.room }) {
+                return Stop::NoBuffers;
+            }
+            let tail = if short { &mut *self.spill } else { &mut [] };
             let mut head = [0; NET_HDR_LEN];
-            let read = self.device.read(self.queue, &mut head, ring.slices(0));
-            let [raw @ .., _, _] = head;
-            let hdr = VnetHdr::decode(&raw);
-            match read {
-                Ok(len) if len > NET_HDR_LEN && self.is_allowed(&hdr) => {
-                    ring.finish(&hdr, len - NET_HDR_LEN);
+            match self
+                .device
+                .read(self.queue, &mut head, ring.slices(0), tail)
+            {
+                Ok(len) if len > NET_HDR_LEN => {
+                    let [raw @ .., _, _] = head;
+                    self.take(ring, VnetHdr::decode(&raw), len - NET_HDR_LEN);
                 }
                 Ok(_) => ring.unreserve(),
                 Err(error) => {

@@ -157,33 +157,35 @@ thread_local! {
     static PIECES: RefCell<Vec<libc::iovec>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `call` with iovecs of `head` and `slices`, of which there are at most [`MAX_PIECES`].
+/// Calls `call` with iovecs of `head`, `slices` and `tail`, [`MAX_PIECES`] of them at most.
 fn with_pieces(
-    head: *mut u8,
-    head_len: usize,
+    head: (*mut u8, usize),
     slices: &[VolatileSlice<'_>],
+    tail: (*mut u8, usize),
     call: impl FnOnce(*const libc::iovec, libc::c_int) -> isize,
 ) -> io::Result<usize> {
-    if slices.len() >= MAX_PIECES {
+    if slices.len() + 2 > MAX_PIECES {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     PIECES.with_borrow_mut(|pieces| {
+        let own = |(at, len): (*mut u8, usize)| libc::iovec {
+            iov_base: at.cast(),
+            iov_len: len,
+        };
         pieces.clear();
-        pieces.push(libc::iovec {
-            iov_base: head.cast(),
-            iov_len: head_len,
-        });
+        pieces.push(own(head));
         pieces.extend(slices.iter().map(|slice| libc::iovec {
             iov_base: slice.ptr_guard_mut().as_ptr().cast(),
             iov_len: slice.len(),
         }));
+        pieces.push(own(tail));
         let count = libc::c_int::try_from(pieces.len()).unwrap_or(libc::c_int::MAX);
         usize::try_from(call(pieces.as_ptr(), count)).map_err(|_| io::Error::last_os_error())
     })
 }
 
-/// Reads one packet: its first bytes to `head`, the others to `slices`. Returns its length; what does
-/// not fit makes the call fail, and the packet is lost.
+/// Reads one packet: its first bytes to `head`, the next to `slices`, the others to `tail`. Returns its
+/// length; what does not fit makes the call fail, and the packet is lost.
 ///
 /// # Errors
 /// As `readv`.
@@ -191,11 +193,14 @@ pub(super) fn read(
     fd: impl AsFd,
     head: &mut [u8],
     slices: &[VolatileSlice<'_>],
+    tail: &mut [u8],
 ) -> io::Result<usize> {
     let fd = fd.as_fd().as_raw_fd();
-    with_pieces(head.as_mut_ptr(), head.len(), slices, |at, count| {
-        // SAFETY: the kernel writes within `head`, which is exclusive, and within mappings that
-        // `slices` borrows and Rust only accesses as volatile memory.
+    let head = (head.as_mut_ptr(), head.len());
+    let tail = (tail.as_mut_ptr(), tail.len());
+    with_pieces(head, slices, tail, |at, count| {
+        // SAFETY: the kernel writes within `head` and `tail`, which are exclusive, and within mappings
+        // that `slices` borrows and Rust only accesses as volatile memory.
         unsafe { libc::readv(fd, at, count) }
     })
 }
@@ -206,7 +211,9 @@ pub(super) fn read(
 /// As `writev`.
 pub(super) fn write(fd: impl AsFd, head: &[u8], slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
     let fd = fd.as_fd().as_raw_fd();
-    with_pieces(head.as_ptr().cast_mut(), head.len(), slices, |at, count| {
+    let head = (head.as_ptr().cast_mut(), head.len());
+    let tail = (std::ptr::null_mut(), 0);
+    with_pieces(head, slices, tail, |at, count| {
         // SAFETY: the kernel only reads: `head`, and mappings that `slices` borrows.
         unsafe { libc::writev(fd, at, count) }
     })

@@ -106,6 +106,64 @@ fn frames_pass_both_ways_and_a_tap_that_was_down_comes_back() {
     assert!(bench.host_answers(1, LONG));
 }
 
+/// The sum of RFC 1071.
+fn checksum(bytes: &[u8]) -> [u8; 2] {
+    let words = bytes.chunks(2);
+    let mut sum: u32 = words
+        .map(|word| u32::from(word[0]) << 8 | word.get(1).map_or(0, |low| u32::from(*low)))
+        .sum();
+    while sum > 0xffff {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    (!(sum as u16)).to_be_bytes()
+}
+
+/// An echo request to `10.99.N.1` with so many bytes of data, and its length.
+fn echo_request(net: u8, data: usize) -> Vec<u8> {
+    let mut icmp = vec![8, 0, 0, 0, 1, 2, 3, 4];
+    icmp.extend((0..data).map(|at| (at % 251) as u8));
+    let sum = checksum(&icmp);
+    icmp[2..4].copy_from_slice(&sum);
+    let [high, low] = u16::try_from(20 + icmp.len()).unwrap().to_be_bytes();
+    let mut ip = vec![0x45, 0, high, low, 0, 0, 0x40, 0, 64, 1, 0, 0];
+    ip.extend([10, 99, net, 2, 10, 99, net, 1]);
+    let sum = checksum(&ip);
+    ip[10..12].copy_from_slice(&sum);
+    let mac = std::fs::read_to_string(format!("/sys/class/net/wtt{net}/address")).unwrap();
+    let mut frame: Vec<u8> = mac
+        .trim()
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+        .collect();
+    frame.extend(GUEST_MAC);
+    frame.extend([8, 0]);
+    frame.extend(ip);
+    frame.extend(icmp);
+    frame
+}
+
+#[test]
+fn a_frame_longer_than_expected_is_whole() {
+    let Some(device) = tap("wtt6") else { return };
+    ip("addr add 10.99.6.1/24 dev wtt6");
+    let mut bench = Bench::new(device);
+    assert!(bench.host_answers(6, LONG));
+    // The card was told of the old MTU.
+    ip("link set wtt6 mtu 9000");
+    for data in [100, 8000, 8001, 64, 5000, 1472, 1473] {
+        let request = echo_request(6, data);
+        bench.send(&request);
+        let is_reply =
+            |frame: &[u8]| frame.len() >= 42 && frame[12..14] == [8, 0] && frame[34] == 0;
+        let reply = bench.receive(is_reply, LONG).expect("no reply");
+        assert_eq!(reply.bytes[38..request.len()], request[38..], "{data}");
+        assert_eq!(
+            usize::from(reply.num_buffers),
+            (request.len() + 12).div_ceil(2048)
+        );
+    }
+}
+
 #[test]
 fn a_removed_tap_is_quiet() {
     let Some(device) = tap("wtt2") else { return };
