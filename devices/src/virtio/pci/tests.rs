@@ -308,6 +308,20 @@ fn the_same_function_starts_again_after_a_reset() {
     m.echo(b"after");
 }
 
+/// As when a kernel hands over to the next by kexec.
+#[test]
+fn without_bus_mastering_the_device_leaves_memory_alone() {
+    let mut m = Machine::new();
+    m.start();
+    m.echo(b"before");
+    m.set_config::<2>(COMMAND, 0x0002);
+    assert_eq!(m.read::<1>(DEVICE_STATUS), 0);
+    assert_eq!(m.read::<2>(CONFIG_MSIX_VECTOR), u64::from(NO_VECTOR));
+    m.driver.reset();
+    m.start();
+    m.echo(b"after");
+}
+
 #[test]
 fn vectors_that_do_not_exist_read_back_as_none() {
     let mut m = Machine::new();
