@@ -4,13 +4,14 @@
 //! as event descriptors that the VMM wires up.
 //!
 //! ```text
-//!   vCPU exit --Bus--> MmioTransport --DRIVER_OK--> Net::activate
+//!   vCPU exit --Bus--> MmioTransport, or RootBus --> PciTransport --DRIVER_OK--> Net::activate
 //!   doorbell (ioeventfd) --> worker --> NetEngine::process_tx --> Backend::transmit
 //!   Backend::receive --> RxBurst --> used ring --> Interrupt (irqfd)
 //! ```
 
 pub mod bus;
 pub mod net;
+pub mod pci;
 pub mod power;
 pub mod serial;
 #[cfg(any(test, feature = "testing"))]

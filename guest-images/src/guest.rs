@@ -1,6 +1,6 @@
 //! The initramfs of the guest that runs inside wonton.
 //!
-//! A few megabytes: busybox, iperf3 with its libraries, the virtio modules of one kernel, and
+//! A few megabytes: busybox, iperf3 and ethtool with their libraries, the virtio modules of one kernel, and
 //! `/init` (`guest-images/init/guest.sh`). What `/init` does is chosen on the kernel command line:
 //!
 //! | `wonton.mode=` | |
@@ -87,7 +87,9 @@ fn tree(kernel: &KernelFiles, userland: &Userland) -> Result<Initramfs> {
     let mut tree = Initramfs::new();
     userland::skeleton(&mut tree);
     userland.busybox(&mut tree)?;
-    userland.program(&mut tree, "usr/bin/iperf3")?;
+    for program in ["iperf3", "ethtool"] {
+        userland.program(&mut tree, program)?;
+    }
     userland::add_modules(&mut tree, &kernel.modules()?, &MODULES)?;
     tree.file("init", 0o755, INIT)
         .file("smoke.sh", 0o755, SMOKE)

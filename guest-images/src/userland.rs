@@ -1,6 +1,6 @@
-//! What the guest and the lab have in common below `/`: busybox, iperf3, modules.
+//! What the guest and the lab have in common below `/`: busybox, iperf3, ethtool, modules.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -15,7 +15,7 @@ use crate::{Images, deb, libraries};
 pub(crate) fn packages(images: &Images) -> Result<Vec<Package>> {
     images
         .apt(images.own_suite())?
-        .fetch_with_libraries(&["busybox-static", "iperf3"])
+        .fetch_with_libraries(&["busybox-static", "ethtool", "iperf3"])
 }
 
 pub(crate) fn add_to_key(packages: &[Package], key: &mut Key) {
@@ -43,13 +43,18 @@ impl Userland {
         Ok(Self { root })
     }
 
+    /// The program `name` in the packages.
+    fn find(&self, name: &str) -> Result<PathBuf> {
+        ["usr/bin", "bin", "usr/sbin", "sbin"]
+            .into_iter()
+            .map(|dir| self.root.path().join(dir).join(name))
+            .find(|path| path.exists())
+            .with_context(|| format!("no package holds a program {name}"))
+    }
+
     /// busybox and a link for each of its applets.
     pub(crate) fn busybox(&self, tree: &mut Initramfs) -> Result<()> {
-        let busybox = ["usr/bin/busybox", "bin/busybox"]
-            .into_iter()
-            .map(|path| self.root.path().join(path))
-            .find(|path| path.exists())
-            .context("the package busybox-static holds no bin/busybox")?;
+        let busybox = self.find("busybox")?;
         tree.copy("bin/busybox", 0o755, &busybox)?;
         let listed = Command::new(&busybox)
             .arg("--list")
@@ -65,10 +70,10 @@ impl Userland {
         Ok(())
     }
 
-    /// A program at `path` of the packages, with its libraries.
-    pub(crate) fn program(&self, tree: &mut Initramfs, path: &str) -> Result<()> {
-        let program = self.root.path().join(path);
-        tree.copy(path, 0o755, &program)?;
+    /// The program `name` of the packages, with its libraries.
+    pub(crate) fn program(&self, tree: &mut Initramfs, name: &str) -> Result<()> {
+        let program = self.find(name)?;
+        tree.copy(&format!("usr/bin/{name}"), 0o755, &program)?;
         add_libraries(tree, &program, self.root.path())
     }
 }

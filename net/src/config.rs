@@ -8,7 +8,7 @@ pub const MIN_MTU: u16 = 576;
 pub const MAX_MTU: u16 = 65535;
 
 /// Transport protocol of a forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// TCP.
     Tcp,

@@ -36,6 +36,7 @@ pub mod impair;
 pub mod nic;
 pub mod outbox;
 pub mod policy;
+pub mod shard;
 pub mod stack;
 pub mod tcp;
 #[cfg(test)]

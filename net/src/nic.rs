@@ -159,6 +159,12 @@ impl<'m> TxBurst<'m> {
         self.frames.push((hdr, self.slices.len()));
     }
 
+    /// Appends a whole frame of another burst over the same memory.
+    pub fn push_frame(&mut self, frame: &TxFrame<'_, 'm>) {
+        self.slices.extend_from_slice(frame.slices);
+        self.end_frame(frame.hdr);
+    }
+
     /// Drops the slices pushed since the last complete frame.
     pub fn abandon_frame(&mut self) {
         let end = self.frames.last().map_or(0, |&(_, end)| end);

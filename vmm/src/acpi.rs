@@ -5,12 +5,13 @@
 //! kernels look at nothing but ACPI: without a MADT they see one CPU and no IOAPIC.
 //!
 //! ```text
-//!   RSDP -> XSDT -> FADT -> DSDT (_S5_, COM1, virtio-mmio devices)
+//!   RSDP -> XSDT -> FADT -> DSDT (_S5_, COM1, virtio-mmio devices or a PCI root)
 //!               \-> MADT (local APICs, IOAPIC, overrides)
 //! ```
 
 use acpi_tables::aml::{
-    Device, EISAName, IO, Interrupt, Memory32Fixed, Name, ONE, Package, ResourceTemplate, ZERO,
+    AddressSpace as Resource, AddressSpaceCacheable, Device, EISAName, IO, Interrupt,
+    Memory32Fixed, Name, ONE, Package, ResourceTemplate, ZERO,
 };
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
@@ -21,11 +22,12 @@ use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
+use devices::pci::root::{CONFIG_PORTS, CONFIG_PORTS_LEN};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::layout::{
-    ACPI_TABLES, COM1_GSI, COM1_LEN, COM1_PORT, IOAPIC, LOCAL_APIC, POWER_PORT, VIRTIO_MMIO_STRIDE,
-    VirtioSlot,
+    ACPI_TABLES, COM1_GSI, COM1_LEN, COM1_PORT, IOAPIC, LOCAL_APIC, PCI_WINDOW, POWER_PORT,
+    VIRTIO_MMIO_STRIDE, VirtioPlaces, VirtioSlot,
 };
 
 const OEM: [u8; 6] = *b"WONTON";
@@ -38,13 +40,13 @@ const S5: u8 = 5;
 /// IA-PC boot architecture: no VGA, no CMOS clock. 8042 is absent by a clear bit.
 const BOOT_ARCH: u16 = (1 << 2) | (1 << 5);
 
-/// All tables for `cpus` CPUs and virtio devices at `slots`, to be put at [`ACPI_TABLES`], where
+/// All tables for `cpus` CPUs and virtio devices at `places`, to be put at [`ACPI_TABLES`], where
 /// the RSDP then is.
-pub fn tables(cpus: u8, slots: &[VirtioSlot]) -> Vec<u8> {
+pub fn tables(cpus: u8, places: &VirtioPlaces) -> Vec<u8> {
     let mut area = Area::default();
     // The RSDP comes first but must know where the XSDT is; reserve its room.
     area.append(&vec![0; Rsdp::len()]);
-    let dsdt = area.append(dsdt(slots).as_slice());
+    let dsdt = area.append(dsdt(places).as_slice());
     let fadt = area.append(&bytes(&fadt(dsdt)));
     let madt = area.append(&bytes(&madt(cpus)));
     let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
@@ -178,7 +180,7 @@ impl Aml for LocalApicNmi {
     }
 }
 
-fn dsdt(slots: &[VirtioSlot]) -> Sdt {
+fn dsdt(places: &VirtioPlaces) -> Sdt {
     let mut aml = bytes(&Name::new("_S5_".into(), &Package::new(vec![&S5])));
     let port = IO::new(COM1_PORT, COM1_PORT, 0, COM1_LEN as u8);
     let resources = ResourceTemplate::new(vec![&edge_high(COM1_GSI), &port]).to_bytes();
@@ -188,6 +190,17 @@ fn dsdt(slots: &[VirtioSlot]) -> Sdt {
         &ZERO,
         &resources,
     ));
+    match places {
+        VirtioPlaces::Mmio(slots) => aml.extend(mmio_devices(slots)),
+        VirtioPlaces::Pci => aml.extend(pci_root()),
+    }
+    let mut dsdt = Sdt::new(*b"DSDT", 36, 2, OEM, TABLE, REVISION);
+    dsdt.append_slice(&aml);
+    dsdt
+}
+
+fn mmio_devices(slots: &[VirtioSlot]) -> Vec<u8> {
+    let mut aml = Vec::new();
     for (uid, slot) in (0u8..).zip(slots) {
         // `VIRTIO_MMIO_BASE` and all slots are below the hole's end.
         let registers = Memory32Fixed::new(true, slot.base as u32, VIRTIO_MMIO_STRIDE as u32);
@@ -195,9 +208,21 @@ fn dsdt(slots: &[VirtioSlot]) -> Sdt {
         let path = format!("_SB_.V{uid:03X}");
         aml.extend(device(&path, &"LNRO0005", &uid, &resources));
     }
-    let mut dsdt = Sdt::new(*b"DSDT", 36, 2, OEM, TABLE, REVISION);
-    dsdt.append_slice(&aml);
-    dsdt
+    aml
+}
+
+/// The root of PCI bus 0: its number, the configuration ports, and where BARs may be. There is no
+/// `_PRT`, as no function has an interrupt pin.
+fn pci_root() -> Vec<u8> {
+    let bus = Resource::new_bus_number(0u16, 0u16);
+    let (first, count) = (CONFIG_PORTS as u16, CONFIG_PORTS_LEN as u8);
+    let ports = IO::new(first, first, 1, count);
+    // The window is below 4 GiB.
+    let (base, last) = (PCI_WINDOW.base, PCI_WINDOW.base + PCI_WINDOW.len - 1);
+    let cacheable = AddressSpaceCacheable::NotCacheable;
+    let memory = Resource::new_memory(cacheable, true, base as u32, last as u32, None);
+    let resources = ResourceTemplate::new(vec![&bus, &ports, &memory]).to_bytes();
+    device("_SB_.PCI0", &EISAName::new("PNP0A03"), &ZERO, &resources)
 }
 
 fn edge_high(gsi: u32) -> Interrupt {
@@ -264,7 +289,7 @@ mod tests {
 
     #[test]
     fn chain_is_whole_and_sums_to_zero() {
-        let all = tables(3, &virtio_slots(2));
+        let all = tables(3, &VirtioPlaces::Mmio(virtio_slots(2)));
         assert!(ACPI_TABLES + all.len() as u64 <= ACPI_END);
         assert_eq!(&all[..8], b"RSD PTR ");
         assert_eq!((sum(&all[..20]), sum(&all[..36])), (0, 0));
@@ -290,7 +315,21 @@ mod tests {
 
     #[test]
     fn most_devices_and_cpus_fit() {
-        let all = tables(254, &virtio_slots(100));
+        let all = tables(254, &VirtioPlaces::Mmio(virtio_slots(100)));
         assert!(ACPI_TABLES + all.len() as u64 <= ACPI_END);
+    }
+
+    #[test]
+    fn a_pci_root_takes_the_place_of_mmio_devices() {
+        let all = tables(1, &VirtioPlaces::Pci);
+        let has = |bytes: &[u8]| all.windows(bytes.len()).any(|window| window == bytes);
+        assert!(has(b"PCI0") && !has(b"LNRO0005"));
+        // _HID PNP0A03.
+        assert!(has(&[0x0c, 0x41, 0xd0, 0x0a, 0x03]));
+        // Ports 0xcf8 to 0xcff, 16-bit decode.
+        assert!(has(&[0x47, 1, 0xf8, 0x0c, 0xf8, 0x0c, 1, 8]));
+        // A dword memory range, fixed at both ends.
+        let range = [0xe000_0000u32, 0xefff_ffff].map(u32::to_le_bytes).concat();
+        assert!(has(&range));
     }
 }

@@ -1,4 +1,4 @@
-//! The network card, and what stands behind it.
+//! The network card that options ask for, and what stands behind it.
 
 use devices::net::loopback::Loopback;
 use devices::net::null::Null;
@@ -7,9 +7,9 @@ use devices::net::vhost::{VhostError, VhostNet, VhostPairs};
 use devices::net::{Net, NetConfig};
 use devices::virtio::VirtioDevice;
 use net::config::Config;
-use net::impair::Lossy;
+use net::impair::{Loss, Lossy};
 use net::nic::Backend;
-use net::stack::Stack;
+use net::shard;
 
 use crate::config::{NetKind, NetOptions, TapOptions, TapSource, Vhost};
 
@@ -48,9 +48,29 @@ fn open_vhost(tap: &TapOptions, lossy: bool) -> Result<Option<VhostPairs>, Vhost
 /// # Errors
 /// Fails when the host has no sockets to give, a forward's port is taken, or the tap cannot be had.
 pub fn make_own_card(options: &NetOptions) -> anyhow::Result<Net> {
-    let (backend, mtu): (Box<dyn Backend>, u16) = match &options.kind {
-        NetKind::Loopback => (Box::new(Loopback::default()), options.mtu),
-        NetKind::Null => (Box::new(Null), options.mtu),
+    let (mut backends, mtu) = make_backends(options)?;
+    if options.loss.per_million > 0 {
+        let lossy = |(n, backend)| {
+            let loss = Loss {
+                seed: options.loss.seed.wrapping_add(n),
+                ..options.loss
+            };
+            Box::new(Lossy::new(backend, loss)) as _
+        };
+        backends = (0..).zip(backends).map(lossy).collect();
+    }
+    let config = NetConfig {
+        queue_pairs: u16::try_from(backends.len())?,
+        ..card_config(options, mtu)
+    };
+    Ok(Net::with_backends(config, backends)?)
+}
+
+/// One backend for each pair of queues, and the MTU.
+fn make_backends(options: &NetOptions) -> anyhow::Result<(Vec<Box<dyn Backend>>, u16)> {
+    Ok(match &options.kind {
+        NetKind::Loopback => (vec![Box::new(Loopback::default())], options.mtu),
+        NetKind::Null => (vec![Box::new(Null)], options.mtu),
         NetKind::User(user) => {
             let config = Config {
                 mtu: options.mtu,
@@ -58,24 +78,16 @@ pub fn make_own_card(options: &NetOptions) -> anyhow::Result<Net> {
                 forwards: user.forwards.clone(),
                 ..Config::default()
             };
-            (Box::new(Stack::new(config, user.rx)?), options.mtu)
+            let count = u8::try_from(user.queues)?;
+            (shard::stacks(&config, user.rx, count)?, options.mtu)
         }
         NetKind::Tap(tap) => {
-            anyhow::ensure!(
-                tap.queues == 1,
-                "--net: a tap with several queues needs vhost"
-            );
             let device = open_tap(tap)?;
             let mtu = tap.mtu.unwrap_or(device.mtu());
-            (Box::new(Tap::new(device)), mtu)
+            let taps = Tap::of_all_queues(device)?.into_iter();
+            (taps.map(|tap| Box::new(tap) as _).collect(), mtu)
         }
-    };
-    let backend = if options.loss.per_million > 0 {
-        Box::new(Lossy::new(backend, options.loss))
-    } else {
-        backend
-    };
-    Ok(Net::new(card_config(options, mtu), backend)?)
+    })
 }
 
 fn card_config(options: &NetOptions, mtu: u16) -> NetConfig {

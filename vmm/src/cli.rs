@@ -53,10 +53,13 @@ pub struct RunArgs {
     /// Keys: mac=XX:XX:XX:XX:XX:XX, mtu=N (576 to 65535), loss=PERCENT[,seed=N] (frames to lose, for
     /// testing); for user also rx=ring|direct|direct-discard|copy and
     /// host-loopback=allow|deny (may the guest reach the host's 127.0.0.1); for tap also name=NAME
-    /// (default tap0; made if there is none) or fd=N[:N..] (inherited), vhost=on|off|auto (let the
-    /// kernel carry the frames) and queues=N (1 to 8, for several CPUs; needs vhost).
+    /// (default tap0; made if there is none) or fd=N[:N..] (inherited) and vhost=on|off|auto (let the
+    /// kernel carry the frames); for both queues=N (1 to 8 pairs, for several CPUs).
     #[arg(long, value_name = "SPEC", default_value = "user")]
     pub net: String,
+    /// How the guest reaches its devices: pci or mmio
+    #[arg(long, value_name = "BUS", default_value = "pci")]
+    pub transport: String,
     /// Forward a host port to the guest: `[tcp:|udp:][ADDR:]HOSTPORT:GUESTPORT`
     ///
     /// ADDR defaults to 127.0.0.1; an IPv6 address goes in brackets.

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use devices::net::MAX_QUEUE_PAIRS;
 use net::config::{Forward, Protocol};
 use net::impair::Loss;
 use net::stack::RxPath;
@@ -42,6 +43,9 @@ pub enum ConfigError {
     /// A control character in the command line.
     #[error("--cmdline: contains a control character ({0:#04x})")]
     Cmdline(u8),
+    /// No such transport.
+    #[error("--transport: unknown bus `{0}`")]
+    Transport(String),
     /// No such kind of network.
     #[error("--net: unknown kind `{0}`")]
     NetKind(String),
@@ -101,9 +105,10 @@ impl ConfigError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::MemorySize(_) => "write 512M or 2G, or 2G,shared",
+            Self::Transport(_) => "the buses are pci and mmio",
             Self::NetKind(_) => "the kinds are user, tap, loopback, null and none",
             Self::NetKey { kind, .. } if kind == "user" => {
-                "the options are rx=, host-loopback=, mtu=, mac=, loss= and seed="
+                "the options are rx=, host-loopback=, queues=, mtu=, mac=, loss= and seed="
             }
             Self::NetKey { kind, .. } if kind == "tap" => {
                 "the options are name=, fd=, vhost=, queues=, mtu=, mac=, loss= and seed="
@@ -136,10 +141,21 @@ pub struct RunConfig {
     pub backing: Backing,
     /// The network card, if any.
     pub net: Option<NetOptions>,
+    /// How the guest reaches its devices.
+    pub transport: Transport,
     /// Whether Ctrl-A on a terminal is the escape key.
     pub escape: bool,
     /// Whether to print the time to the first `KVM_RUN`.
     pub boot_timer: bool,
+}
+
+/// How the guest reaches its virtio devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// As PCI functions with MSI-X.
+    Pci,
+    /// As pages of registers that ACPI names.
+    Mmio,
 }
 
 /// A validated `--net`, with its `-p`.
@@ -203,7 +219,7 @@ pub enum Vhost {
 }
 
 /// Options of the NAT stack.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserOptions {
     /// How downloaded bytes reach the guest.
     pub rx: RxPath,
@@ -211,6 +227,19 @@ pub struct UserOptions {
     pub host_loopback: bool,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
+    /// Pairs of queues, each with a thread and a stack, 1 to [`MAX_QUEUE_PAIRS`].
+    pub queues: u16,
+}
+
+impl Default for UserOptions {
+    fn default() -> Self {
+        Self {
+            rx: RxPath::default(),
+            host_loopback: false,
+            forwards: Vec::new(),
+            queues: 1,
+        }
+    }
 }
 
 impl TryFrom<RunArgs> for RunConfig {
@@ -224,6 +253,7 @@ impl TryFrom<RunArgs> for RunConfig {
             cpus,
             memory,
             net,
+            transport,
             publish,
             no_escape,
             boot_timer,
@@ -241,6 +271,7 @@ impl TryFrom<RunArgs> for RunConfig {
             memory,
             backing,
             net,
+            transport: parse_transport(transport)?,
             escape: !no_escape,
             boot_timer,
         })
@@ -307,6 +338,14 @@ fn full_cmdline(user: &str) -> Result<String, ConfigError> {
     let user = user.trim();
     let gap = if user.is_empty() { "" } else { " " };
     Ok(format!("{DEFAULT_CMDLINE}{gap}{user}"))
+}
+
+fn parse_transport(text: String) -> Result<Transport, ConfigError> {
+    match text.as_str() {
+        "pci" => Ok(Transport::Pci),
+        "mmio" => Ok(Transport::Mmio),
+        _ => Err(ConfigError::Transport(text)),
+    }
 }
 
 fn parse_cpus(text: &str) -> Result<u8, ConfigError> {
@@ -378,6 +417,13 @@ fn parse_net(spec: &str) -> Result<Option<NetOptions>, ConfigError> {
             ("rx", NetKind::User(user)) => {
                 let expected = "ring, direct, direct-discard or copy";
                 user.rx = choose("rx", value, expected, RxPath::named)?;
+            }
+            ("queues", NetKind::User(user)) => {
+                let count = |text: &str| {
+                    let count = text.parse().ok()?;
+                    (1..=MAX_QUEUE_PAIRS).contains(&count).then_some(count)
+                };
+                user.queues = choose("queues", value, "a number from 1 to 8", count)?;
             }
             ("host-loopback", NetKind::User(user)) => {
                 let allow = |value: &str| match value {

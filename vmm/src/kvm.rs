@@ -8,18 +8,23 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _};
 use std::ptr;
+use std::sync::Arc;
 
 use kvm_bindings::{
-    CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_lapic_state, kvm_msr_entry, kvm_regs,
-    kvm_sregs, kvm_userspace_memory_region,
+    CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES, KVM_MAX_IRQ_ROUTES, KvmIrqRouting, Msrs,
+    kvm_irq_routing_entry, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_userspace_memory_region,
 };
-use kvm_ioctls::{Cap, IoEventAddress, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _};
 use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 use crate::layout;
+
+/// Most interrupt routes that a VM can have.
+pub const MAX_ROUTES: u32 = KVM_MAX_IRQ_ROUTES as u32;
 
 /// Where KVM is.
 pub const DEVICE: &str = "/dev/kvm";
@@ -79,6 +84,17 @@ impl KvmError {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Self::Missing,
             Some(libc::EACCES | libc::EPERM) => Self::Denied,
             _ => Self::Open(error),
+        }
+    }
+}
+
+impl From<KvmError> for io::Error {
+    fn from(error: KvmError) -> Self {
+        match error {
+            KvmError::Call { what, source } => {
+                Self::new(source.kind(), format!("KVM cannot {what}: {source}"))
+            }
+            other => Self::other(other),
         }
     }
 }
@@ -143,7 +159,7 @@ impl Kvm {
             call("place its identity map", set)?;
         }
         let vm = Vm {
-            fd,
+            fd: Arc::new(fd),
             _memory: memory.clone(),
         };
         vm.register_memory(memory)?;
@@ -160,6 +176,7 @@ impl Kvm {
         let needed = [
             (Cap::Irqchip, "an in-kernel interrupt controller"),
             (Cap::Irqfd, "irqfd"),
+            (Cap::IrqRouting, "interrupt routes"),
             (Cap::Ioeventfd, "ioeventfd"),
             (Cap::ImmediateExit, "immediate_exit"),
             (Cap::UserMemory, "user memory regions"),
@@ -180,9 +197,10 @@ impl Kvm {
     }
 }
 
-/// A VM. Keeps its memory mapped for as long as it lives.
+/// A VM; clones are the same one. Keeps its memory mapped for as long as it lives.
+#[derive(Clone)]
 pub struct Vm {
-    fd: VmFd,
+    fd: Arc<VmFd>,
     _memory: GuestMemoryMmap,
 }
 
@@ -222,6 +240,51 @@ impl Vm {
             "attach a doorbell",
             self.fd.register_ioevent(event, &address, value),
         )
+    }
+
+    /// Ends what [`Self::irqfd`] began.
+    ///
+    /// # Errors
+    /// As the call.
+    pub fn remove_irqfd(&self, event: &EventFd, gsi: u32) -> Result<(), KvmError> {
+        call("detach an interrupt", self.fd.unregister_irqfd(event, gsi))
+    }
+
+    /// Makes the guest's store of any size to `address` write to `event`, without an exit.
+    ///
+    /// # Errors
+    /// As the call.
+    pub fn any_ioeventfd(&self, event: &EventFd, address: u64) -> Result<(), KvmError> {
+        let address = IoEventAddress::Mmio(address);
+        call(
+            "attach a doorbell",
+            self.fd.register_ioevent(event, &address, NoDatamatch),
+        )
+    }
+
+    /// Ends what [`Self::any_ioeventfd`] began.
+    ///
+    /// # Errors
+    /// As the call.
+    pub fn remove_any_ioeventfd(&self, event: &EventFd, address: u64) -> Result<(), KvmError> {
+        let address = IoEventAddress::Mmio(address);
+        call(
+            "detach a doorbell",
+            self.fd.unregister_ioevent(event, &address, NoDatamatch),
+        )
+    }
+
+    /// Makes `routes` all that there are, at most [`MAX_ROUTES`].
+    ///
+    /// # Errors
+    /// As the call; the routes are then as before.
+    pub fn set_routes(&self, routes: &[kvm_irq_routing_entry]) -> Result<(), KvmError> {
+        let what = "route interrupts";
+        let routes = KvmIrqRouting::from_entries(routes).map_err(|error| KvmError::Call {
+            what,
+            source: io::Error::other(format!("{error:?}")),
+        })?;
+        call(what, self.fd.set_gsi_routing(&routes))
     }
 
     /// Makes CPU `id`.

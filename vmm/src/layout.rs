@@ -13,6 +13,7 @@
 //! | `0x0010_0000` | high RAM: kernel, initrd at its top |
 //! | `0xc000_0000` | the hole below 4 GiB: no RAM |
 //! | `0xd000_0000` | virtio-mmio register pages |
+//! | `0xe000_0000` | window for the BARs of PCI functions |
 //! | `0xfec0_0000` | IOAPIC |
 //! | `0xfee0_0000` | local APICs |
 //! | `0xfffb_c000` | KVM's identity-map page and, behind it, its TSS (three pages) |
@@ -23,6 +24,9 @@
 //! | `0x064` | keyboard controller command: reset only |
 //! | `0x3f8` | COM1, GSI 4 |
 //! | `0x600` | ACPI sleep control, sleep status and reset |
+//! | `0xcf8` | PCI configuration mechanism #1 |
+
+use devices::pci::BarRange;
 
 /// Boot GDT.
 pub const BOOT_GDT: u64 = 0x500;
@@ -66,6 +70,11 @@ pub const VIRTIO_MMIO_BASE: u64 = 0xd000_0000;
 pub const VIRTIO_MMIO_STRIDE: u64 = 0x1000;
 /// Interrupt of the first virtio-mmio device; the others follow.
 pub const VIRTIO_MMIO_GSI: u32 = 5;
+/// Memory window for the BARs of PCI functions.
+pub const PCI_WINDOW: BarRange = BarRange {
+    base: 0xe000_0000,
+    len: 0x1000_0000,
+};
 /// Last interrupt of the IOAPIC.
 pub const LAST_GSI: u32 = 23;
 /// IOAPIC registers.
@@ -94,6 +103,15 @@ pub struct VirtioSlot {
     pub base: u64,
     /// Its interrupt.
     pub gsi: u32,
+}
+
+/// How the guest finds the virtio devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VirtioPlaces {
+    /// By these slots.
+    Mmio(Vec<VirtioSlot>),
+    /// On PCI bus 0, by looking.
+    Pci,
 }
 
 /// Slots of the first `count` virtio-mmio devices; fewer when interrupts run out.

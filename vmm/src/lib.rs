@@ -27,6 +27,7 @@ pub mod kvm;
 pub mod layout;
 pub mod machine;
 pub mod memory;
+pub mod msi;
 pub mod msrs;
 pub mod regs;
 pub mod report;

@@ -37,7 +37,13 @@ pub fn run(config: RunConfig) -> anyhow::Result<Exit> {
     let entry = boot::load(&memory, config.memory, source)?;
     let vm = kvm.create_vm(&memory, config.cpus)?;
     let (events, queue) = event_loop::event_queue().context("cannot make an event queue")?;
-    let machine = Arc::new(Machine::new(&vm, &memory, config.net.as_ref(), &events)?);
+    let machine = Arc::new(Machine::new(
+        &vm,
+        &memory,
+        config.net.as_ref(),
+        config.transport,
+        &events,
+    )?);
     write_platform(&memory, config.cpus, entry, &machine)?;
     let vcpus = make_vcpus(&kvm, &vm, config.cpus, entry)?;
 
@@ -64,7 +70,7 @@ fn write_platform(
     entry: Entry,
     machine: &Machine,
 ) -> anyhow::Result<()> {
-    let tables = acpi::tables(cpus, &machine.slots);
+    let tables = acpi::tables(cpus, &machine.places);
     memory
         .write_slice(&tables, GuestAddress(ACPI_TABLES))
         .context("cannot write ACPI tables")?;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context as _;
-use devices::net::Counters;
+use devices::net::CardCounters;
 use devices::vhost_user::VhostUser;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -74,7 +74,7 @@ fn wait(
     config: &ServeConfig,
     signals: &SignalFd,
     session: &Session,
-    counters: &Counters,
+    counters: &CardCounters,
 ) -> anyhow::Result<Exit> {
     loop {
         let [signalled, done] =
@@ -97,7 +97,7 @@ fn wait(
 }
 
 /// Writes the counters to `file`, which is whole at any time.
-fn write_stats(file: Option<&Path>, counters: &Counters) -> anyhow::Result<()> {
+fn write_stats(file: Option<&Path>, counters: &CardCounters) -> anyhow::Result<()> {
     let Some(file) = file else {
         return Ok(());
     };

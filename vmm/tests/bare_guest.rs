@@ -44,9 +44,44 @@ fn out(port: u16, value: u8) -> Vec<u8> {
 /// `1: jmp 1b`
 const SPIN: [u8; 2] = [0xeb, 0xfe];
 
+/// `mov dx, port; mov eax, value; out dx, eax`
+fn out_dword(port: u16, value: u32) -> Vec<u8> {
+    let [low, high] = port.to_le_bytes();
+    let mut code = vec![0x66, 0xba, low, high, 0xb8];
+    code.extend(value.to_le_bytes());
+    code.push(0xef);
+    code
+}
+
+/// `mov dx, port; in eax, dx`
+fn in_dword(port: u16) -> Vec<u8> {
+    let [low, high] = port.to_le_bytes();
+    vec![0x66, 0xba, low, high, 0xed]
+}
+
+/// `mov dword [address], value`
+fn store(address: u32, value: u32) -> Vec<u8> {
+    let words = [address, value].map(u32::to_le_bytes).concat();
+    [&[0xc7, 0x05][..], &words].concat()
+}
+
+/// `mov eax, [address]`
+fn load(address: u32) -> Vec<u8> {
+    [&[0xa1][..], &address.to_le_bytes()].concat()
+}
+
+/// `cmp eax, value; je +2; ud2`: a triple fault unless equal
+fn expect(value: u32) -> Vec<u8> {
+    [&[0x3d][..], &value.to_le_bytes(), &[0x74, 2, 0x0f, 0x0b]].concat()
+}
+
 fn wonton(dir: &Path, code: &[&[u8]]) -> Command {
+    wonton_with("none", dir, code)
+}
+
+fn wonton_with(net: &str, dir: &Path, code: &[&[u8]]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wonton"));
-    command.args(["run", "--net", "none", "--memory", "64M", "--kernel"]);
+    command.args(["run", "--net", net, "--memory", "64M", "--kernel"]);
     command
         .arg(kernel(dir, &code.concat()))
         .stdin(Stdio::null());
@@ -62,13 +97,21 @@ fn main() {
     if !kvm {
         eprintln!("bare guests need /dev/kvm, which cannot be opened here: they are ignored");
     }
-    let bare: [(&str, fn()); 5] = [
+    let bare: [(&str, fn()); 7] = [
         ("power_off_is_success", power_off_is_success),
         ("resets_end_in_ten", resets_end_in_ten),
         ("a_triple_fault_is_dumped", a_triple_fault_is_dumped),
         (
             "absent_devices_do_not_stop_a_guest",
             absent_devices_do_not_stop_a_guest,
+        ),
+        (
+            "a_card_is_a_pci_function_with_msix",
+            a_card_is_a_pci_function_with_msix,
+        ),
+        (
+            "a_card_is_a_page_of_registers",
+            a_card_is_a_page_of_registers,
         ),
         (
             "sigterm_stops_a_spinning_guest",
@@ -137,6 +180,58 @@ fn absent_devices_do_not_stop_a_guest() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
+fn a_card_is_a_pci_function_with_msix() {
+    const BAR: u32 = 0xe000_0000;
+    const TABLE: u32 = BAR + 0x4000;
+    let select = |register: u32| out_dword(0xcf8, 0x8000_0800 | register);
+    let code = [
+        [select(0), in_dword(0xcfc), expect(0x1041_1af4)].concat(),
+        // Memory accesses on: the doorbells are attached.
+        [select(0x04), out_dword(0xcfc, 6)].concat(),
+        // Feature select and features, as any register.
+        [store(BAR, 1), load(BAR), expect(1)].concat(),
+        // MSI-X on, vector 0 unmasked with a message: KVM takes its route.
+        [select(0x40), out_dword(0xcfc, 1 << 31)].concat(),
+        [store(TABLE, 0xfee0_0000), store(TABLE + 8, 0x30)].concat(),
+        [store(TABLE + 12, 0), load(TABLE + 8), expect(0x30)].concat(),
+        // Masked again; then another message; then the BAR moves away with its doorbells.
+        [store(TABLE + 12, 1), store(TABLE + 8, 0x31)].concat(),
+        store(TABLE + 12, 0),
+        [select(0x10), out_dword(0xcfc, BAR + 0x10_0000)].concat(),
+        [load(BAR), expect(u32::MAX)].concat(),
+        [load(TABLE + 0x10_0008), expect(0x31)].concat(),
+        out(0x600, 0x34),
+    ]
+    .concat();
+    let dir = tempfile::tempdir().unwrap();
+    let output = wonton_with("null", dir.path(), &[&code, &SPIN])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(output.stderr, b"", "nothing was refused");
+}
+
+fn a_card_is_a_page_of_registers() {
+    let code = [
+        [load(0xd000_0000), expect(u32::from_le_bytes(*b"virt"))].concat(),
+        // There is no PCI then.
+        [
+            out_dword(0xcf8, 0x8000_0000),
+            in_dword(0xcf8),
+            expect(u32::MAX),
+        ]
+        .concat(),
+        out(0x600, 0x34),
+    ]
+    .concat();
+    let dir = tempfile::tempdir().unwrap();
+    let output = wonton_with("null", dir.path(), &[&code, &SPIN])
+        .args(["--transport", "mmio"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
 fn sigterm_stops_a_spinning_guest() {
     let dir = tempfile::tempdir().unwrap();
     let mut child = wonton(dir.path(), &[&out(0x3f8, b'.'), &SPIN])
@@ -156,7 +251,12 @@ fn sigterm_stops_a_spinning_guest() {
 }
 
 fn usage_errors_end_in_two() {
-    let table: [&[&str]; 3] = [&["run"], &["run", "--kernel", "k", "--cpus", "0"], &["fly"]];
+    let table: [&[&str]; 4] = [
+        &["run"],
+        &["run", "--kernel", "k", "--cpus", "0"],
+        &["run", "--kernel", "k", "--transport", "isa"],
+        &["fly"],
+    ];
     for args in table {
         let output = Command::new(env!("CARGO_BIN_EXE_wonton"))
             .args(args)

@@ -28,6 +28,8 @@ pub(crate) enum Agent {
     Crr { address: String, seconds: f64 },
     /// Open connections and keep them
     Hold { address: String, count: usize },
+    /// Each byte comes back, on 127.0.0.1
+    Echo { port: u16 },
     /// A name server on 127.0.0.1:53 that knows a few A records
     Dns {
         /// NAME=ADDRESS
@@ -51,6 +53,7 @@ pub(crate) fn run(agent: &Agent) -> Result<ExitCode> {
             client::hold(address, *count)?;
             Ok(ExitCode::SUCCESS)
         }
+        Agent::Echo { port } => bench::echo::run(*port),
         Agent::Dns { names } => dns(names),
     }
 }
@@ -62,7 +65,8 @@ fn print(trips: client::RoundTrips) -> Result<ExitCode> {
 
 /// Passes the console through and adds records after some of the guest's: after `init`, how long
 /// that took (the time is taken just before exec, so it covers all of the VMM's own work); after
-/// `idle` and `idle-end`, what the VMM's process cost in between.
+/// `idle` and `idle-end`, what the VMM's process cost in between; after `mark`, how often the guest
+/// has left guest mode until then.
 fn boot(command: &[String]) -> Result<ExitCode> {
     let started = Instant::now();
     let mut child = Command::new(&command[0])
@@ -84,6 +88,14 @@ fn boot(command: &[String]) -> Result<ExitCode> {
                 writeln!(
                     stdout,
                     "WONTON {{\"event\":\"boot\",\"exec_to_init_ms\":{ms:.1}}}"
+                )?;
+            }
+            Some("mark") => {
+                let exits = kvm_stats(child.id())?;
+                let exits = serde_json::to_string(&exits)?;
+                writeln!(
+                    stdout,
+                    "WONTON {{\"event\":\"exits\",\"counters\":{exits}}}"
                 )?;
             }
             Some("idle") => {
@@ -120,6 +132,34 @@ fn boot(command: &[String]) -> Result<ExitCode> {
             .and_then(|code| u8::try_from(code).ok())
             .unwrap_or(255),
     ))
+}
+
+/// Counters of KVM, of all VMs of a process; they are in debugfs, which must be mounted.
+fn kvm_stats(pid: u32) -> Result<HashMap<&'static str, u64>> {
+    let mut sums = HashMap::new();
+    let root = "/sys/kernel/debug/kvm";
+    for vm in std::fs::read_dir(root).with_context(|| format!("cannot read {root}"))? {
+        let vm = vm?;
+        // PID-DESCRIPTOR
+        if !vm
+            .file_name()
+            .to_string_lossy()
+            .starts_with(&format!("{pid}-"))
+        {
+            continue;
+        }
+        for name in ["exits", "mmio_exits", "io_exits"] {
+            let path = vm.path().join(name);
+            let text = std::fs::read_to_string(&path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            *sums.entry(name).or_default() += text.trim().parse::<u64>()?;
+        }
+    }
+    ensure!(
+        !sums.is_empty(),
+        "KVM counts nothing for process {pid} in {root}"
+    );
+    Ok(sums)
 }
 
 /// CPU time of a process, its guest's included, in ticks.

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of one card, shared with whoever shows them. Named from the guest's side.
+        /// Counters of one worker of a card, shared with whoever shows them. Named from the guest's
+        /// side.
         ///
         /// They are updated once per burst, each on its own: a reader sees no common instant.
         #[derive(Debug, Default)]
@@ -58,6 +59,39 @@ counters! {
     driver_faults,
     /// Times that the worker went to sleep.
     sleeps,
+}
+
+/// Counters of a card: those of its workers together.
+#[derive(Clone, Debug)]
+pub struct CardCounters(pub(crate) Vec<std::sync::Arc<Counters>>);
+
+impl CardCounters {
+    /// Counters for `workers`.
+    pub(crate) fn new(workers: usize) -> Self {
+        Self((0..workers).map(|_| Default::default()).collect())
+    }
+
+    /// Names and present values.
+    pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
+        let mut sums: Vec<(&str, u64)> = Vec::new();
+        for each in &self.0 {
+            if sums.is_empty() {
+                sums = each.snapshot();
+            } else {
+                for (sum, (_, value)) in sums.iter_mut().zip(each.snapshot()) {
+                    sum.1 += value;
+                }
+            }
+        }
+        sums
+    }
+
+    /// The present value of the counter `name`; 0 when there is none.
+    pub fn get(&self, name: &str) -> u64 {
+        let snapshot = self.snapshot();
+        let found = snapshot.iter().find(|(each, _)| *each == name);
+        found.map_or(0, |&(_, value)| value)
+    }
 }
 
 /// Adds to a counter.

@@ -1,6 +1,7 @@
-//! The network card without its thread: its queues, a backend, and what moves between them.
+//! A network card without its threads: one pair of queues, a backend, and what moves between them.
 //!
-//! Whoever owns an engine decides when to call it: the worker on notifications
+//! A card has an engine for each pair; they share the receive queues ([`Rings`]) and are else alone.
+//! The first one has the control queue. Whoever owns an engine decides when to call it: the worker on notifications
 //! and timers, a test on nothing but its own whim.
 
 use std::sync::Arc;
@@ -10,9 +11,11 @@ use net::nic::{Backend, Link, Offloads, Stop};
 use virtio_queue::Queue;
 use vm_memory::{GuestAddressSpace, VolatileSlice};
 
+use crate::net::card::{rx_queue, tx_queue};
 use crate::net::counters::{Counters, count};
 use crate::net::ctrl::{Change, CtrlQueue};
 use crate::net::features::GUEST_OFFLOADS;
+use crate::net::rings::Rings;
 use crate::net::rx::{RxBurst, RxQueue};
 pub use crate::net::scratch::Scratch;
 use crate::net::scratch::recycle;
@@ -22,19 +25,15 @@ use crate::virtio::spec::{F_INDIRECT_DESC, NET_F_CTRL_VQ, NET_F_MRG_RXBUF};
 use crate::virtio::vring::Vring;
 use crate::virtio::{ActiveQueue, GuestRam, Interrupt};
 
-/// Index of the receive queue.
-pub const RX_QUEUE: u16 = 0;
-/// Index of the transmit queue.
-pub const TX_QUEUE: u16 = 1;
-/// Index of the control queue: behind the one pair of the others (VIRTIO 1.3, 5.1.2).
-pub const CTRL_QUEUE: u16 = 2;
-
-/// A running network card.
+/// One pair of queues of a running network card.
 pub struct NetEngine {
     ram: GuestRam,
-    rx: RxQueue,
-    tx: TxQueue,
-    ctrl: Option<CtrlQueue>,
+    rings: Arc<Rings>,
+    /// Number of the pair.
+    pair: u16,
+    /// `None` where the driver has no such queue; then only flows from before are served.
+    tx: Option<TxQueue>,
+    ctrl: Option<(u16, CtrlQueue)>,
     features: u64,
     /// What the backend was told last.
     link: Link,
@@ -43,10 +42,9 @@ pub struct NetEngine {
     counters: Arc<Counters>,
     /// The backend has frames and the guest has no buffers.
     starved: bool,
-    broken: bool,
 }
 
-/// What an engine is made from.
+/// What the engines of a card are made from.
 pub struct NetParts {
     /// Guest RAM.
     pub ram: GuestRam,
@@ -55,68 +53,117 @@ pub struct NetParts {
     /// The offloads to start with: those of `features`, or what the driver had left of them when
     /// the card was suspended.
     pub offloads: Offloads,
-    /// The receive queue.
-    pub rx: ActiveQueue,
-    /// The transmit queue.
-    pub tx: ActiveQueue,
+    /// Pairs in use at first; clamped to those that there are.
+    pub pairs: u16,
+    /// The receive and the transmit queue of each pair that the driver has, at least one.
+    pub queues: Vec<[ActiveQueue; 2]>,
     /// The control queue, if the driver enabled it. Left alone unless CTRL_VQ was accepted.
     pub ctrl: Option<ActiveQueue>,
     /// The way back to the driver.
     pub interrupt: Arc<dyn Interrupt>,
-    /// Where to count.
-    pub counters: Arc<Counters>,
     /// The guest's MAC address.
     pub guest_mac: [u8; 6],
     /// Largest IP packet on the link.
     pub mtu: u16,
 }
 
-impl NetEngine {
-    /// Starts the card: `backend` is configured with what the driver accepted.
-    pub fn new(parts: NetParts, mut backend: Box<dyn Backend>) -> Self {
-        let indirect = parts.features & F_INDIRECT_DESC != 0;
-        let mergeable = parts.features & NET_F_MRG_RXBUF != 0;
+impl NetParts {
+    /// Starts the card: an engine for each of `backends` (at least one, and not fewer than pairs),
+    /// which are configured with what the driver accepted. `counters` are theirs, in order.
+    pub fn into_engines(
+        self,
+        backends: Vec<Box<dyn Backend>>,
+        counters: &[Arc<Counters>],
+    ) -> Vec<NetEngine> {
+        let indirect = self.features & F_INDIRECT_DESC != 0;
+        let mergeable = self.features & NET_F_MRG_RXBUF != 0;
         let link = Link {
-            guest_mac: parts.guest_mac,
-            mtu: parts.mtu,
-            offloads: parts.offloads,
+            guest_mac: self.guest_mac,
+            mtu: self.mtu,
+            offloads: self.offloads,
         };
-        backend.configure(&link);
-        let ctrl = parts
-            .ctrl
-            .filter(|_| parts.features & NET_F_CTRL_VQ != 0)
-            .map(|ctrl| CtrlQueue::new(Vring::new(ctrl.queue, indirect), parts.features, 1));
-        Self {
-            ram: parts.ram,
-            rx: RxQueue::new(Vring::new(parts.rx.queue, indirect), mergeable),
-            tx: TxQueue::new(Vring::new(parts.tx.queue, indirect)),
-            ctrl,
-            features: parts.features,
-            link,
-            backend,
-            interrupt: parts.interrupt,
-            counters: parts.counters,
-            starved: false,
-            broken: false,
+        let (mut rx, mut tx) = (Vec::new(), Vec::new());
+        for [of_rx, of_tx] in self.queues {
+            rx.push(RxQueue::new(Vring::new(of_rx.queue, indirect), mergeable));
+            tx.push(TxQueue::new(Vring::new(of_tx.queue, indirect)));
         }
+        let pairs = self
+            .pairs
+            .clamp(1, u16::try_from(rx.len()).unwrap_or(1).max(1));
+        let rings = Arc::new(Rings::new(rx, pairs, self.offloads));
+        let mut ctrl = self
+            .ctrl
+            .filter(|_| self.features & NET_F_CTRL_VQ != 0)
+            .map(|ctrl| {
+                let vring = Vring::new(ctrl.queue, indirect);
+                (
+                    ctrl.index,
+                    CtrlQueue::new(vring, self.features, rings.len()),
+                )
+            });
+        let mut tx = tx.into_iter();
+        let each = (0..).zip(backends).zip(counters);
+        each.map(|((pair, mut backend), counters)| {
+            backend.configure(&link);
+            NetEngine {
+                ram: self.ram.clone(),
+                rings: rings.clone(),
+                pair,
+                tx: tx.next(),
+                ctrl: ctrl.take(),
+                features: self.features,
+                link,
+                backend,
+                interrupt: self.interrupt.clone(),
+                counters: counters.clone(),
+                starved: false,
+            }
+        })
+        .collect()
     }
+}
 
+impl NetEngine {
     /// Stops the card. The backend is told of the reset.
     pub fn into_backend(mut self) -> Box<dyn Backend> {
         self.backend.reset();
         self.backend
     }
 
-    /// Stops the card without a reset: the backend, the RX and TX queues, and the control queue if
-    /// it is in use; all with their indices.
-    pub fn into_parts(self) -> (Box<dyn Backend>, [Queue; 2], Option<Queue>) {
-        if self.tx.interrupt_deadline().is_some() {
+    /// Stops the engine without a reset: the backend and the queues that it had alone, with their
+    /// indices; the last engine of a card has the receive queues.
+    pub fn into_parts(self) -> (Box<dyn Backend>, Vec<(u16, Queue)>) {
+        let tx_index = tx_queue(self.pair);
+        if let Some(tx) = &self.tx
+            && tx.interrupt_deadline().is_some()
+        {
             // Whoever goes on with the queue does not know of it.
-            self.signal(TX_QUEUE);
+            self.signal(tx_index);
         }
-        let queues = [self.rx.into_vring(), self.tx.into_vring()];
-        let ctrl = self.ctrl.map(|ctrl| ctrl.into_vring().into_queue());
-        (self.backend, queues.map(Vring::into_queue), ctrl)
+        let tx = self.tx.map(|queue| (tx_index, queue.into_vring()));
+        let ctrl = self.ctrl.map(|(index, queue)| (index, queue.into_vring()));
+        let rx = Arc::into_inner(self.rings).into_iter().flat_map(|rings| {
+            let rings = (0..).zip(rings.into_queues());
+            rings.map(|(pair, queue)| (rx_queue(pair), queue.into_vring()))
+        });
+        let queues = tx.into_iter().chain(ctrl).chain(rx);
+        let queues = queues.map(|(index, vring)| (index, vring.into_queue()));
+        (self.backend, queues.collect())
+    }
+
+    /// Number of the pair of queues.
+    pub fn pair(&self) -> u16 {
+        self.pair
+    }
+
+    /// Pairs of queues in use by the driver.
+    pub fn pairs(&self) -> u16 {
+        self.rings.pairs()
+    }
+
+    /// What the engines of the card share.
+    pub(crate) fn rings(&self) -> &Arc<Rings> {
+        &self.rings
     }
 
     /// Features that the driver accepted.
@@ -126,7 +173,7 @@ impl NetEngine {
 
     /// The offloads in use now.
     pub fn offloads(&self) -> Offloads {
-        self.link.offloads
+        self.rings.offloads()
     }
 
     /// The backend.
@@ -156,7 +203,7 @@ impl NetEngine {
 
     /// True when the driver broke the specification; then nothing happens until the reset.
     pub fn is_broken(&self) -> bool {
-        self.broken
+        self.rings.is_broken()
     }
 
     /// Takes one burst of frames from the guest; returns the number of chains that were in it.
@@ -164,21 +211,19 @@ impl NetEngine {
     /// Notifications of the queue are off afterwards, until [`Self::arm_tx`]. The interrupt for its
     /// chains is left to [`Self::process_rx`], which may have a better reason to interrupt.
     pub fn process_tx(&mut self, scratch: &mut Scratch, now: Instant) -> usize {
-        if self.broken {
+        let Some(tx) = self.tx.as_mut().filter(|_| !self.rings.is_broken()) else {
             return 0;
-        }
+        };
         let guard = self.ram.memory();
         let mut burst = std::mem::take(&mut scratch.tx).recycle();
-        let result = self
-            .tx
-            .process(&guard, &mut burst, &mut *self.backend, &self.counters, now);
+        let result = tx.process(&guard, &mut burst, &mut *self.backend, &self.counters, now);
         scratch.tx = burst.recycle();
         match result {
             Ok(chains) => chains,
             Err(fault) => {
                 // Frames before the fault may have been returned.
-                self.signal(TX_QUEUE);
-                self.fail(TX_QUEUE, &fault);
+                self.signal(tx_queue(self.pair));
+                self.fail(tx_queue(self.pair), &fault);
                 0
             }
         }
@@ -188,28 +233,40 @@ impl NetEngine {
     ///
     /// When the guest's buffers ran out, the notification of the queue is on afterwards.
     pub fn process_rx(&mut self, scratch: &mut Scratch, now: Instant) -> bool {
-        if self.broken {
+        if self.is_broken() {
             return false;
         }
         let guard = self.ram.memory();
         let slices = recycle(std::mem::take(&mut scratch.rx));
         let sink = VolatileSlice::from(&mut *scratch.sink);
-        let mut ring = RxBurst::new(&mut self.rx, &guard, slices, sink);
+        let mut lent = self.rings.lend(self.pair);
+        if self.rings.is_broken() {
+            return false;
+        }
+        if lent.offloads != self.link.offloads {
+            self.link.offloads = lent.offloads;
+            self.backend.set_offloads(&self.link);
+        }
+        let (pair, rx) = (lent.pair, rx_queue(lent.pair));
+        let mut ring = RxBurst::new(&mut lent.queue, &guard, slices, sink);
         let stop = self.backend.receive(&mut ring, now);
         let (result, slices) = ring.publish();
+        let taken = lent.queue.taken();
+        drop(lent);
         scratch.rx = recycle(slices);
         let done = match result {
             Ok(done) => done,
             Err(fault) => {
-                self.signal(RX_QUEUE);
-                self.fail(RX_QUEUE, &fault);
+                self.signal(rx);
+                self.fail(rx, &fault);
                 return false;
             }
         };
         if done.signal {
-            self.signal(RX_QUEUE);
+            self.signal(rx);
         }
-        self.signal_tx(done.signal, now);
+        // A driver that comes for a queue looks at the other one of the pair.
+        self.signal_tx(done.signal && pair == self.pair, now);
         // While the guest works on the burst.
         let more = self.backend.after_burst();
         let counters = &*self.counters;
@@ -224,9 +281,15 @@ impl NetEngine {
             Stop::Yield => true,
             Stop::NoBuffers => {
                 count(&counters.rx_starved, 1);
-                let more = self.rx.arm(&guard);
+                let mut lent = self.rings.lend(self.pair);
+                let rx = rx_queue(lent.pair);
+                let armed = lent.queue.arm(&guard);
+                // Another worker may have brought buffers since, and not used them.
+                let changed = lent.pair != pair || lent.queue.taken() != taken;
+                let more = armed.map(|more| more || changed);
+                drop(lent);
                 // A backend that gives up without having asked gets no second turn at once.
-                self.checked(RX_QUEUE, more) && done.starved
+                self.checked(rx, more) && done.starved
             }
         }
     }
@@ -237,31 +300,33 @@ impl NetEngine {
     /// and once at first: notifications of the queue are on afterwards. Frames delivered after a
     /// change of the offloads keep to it (VIRTIO 1.3, 5.1.6.5.6).
     pub fn process_ctrl(&mut self) -> bool {
-        let Some(ctrl) = self.ctrl.as_mut().filter(|_| !self.broken) else {
+        let ctrl = self.ctrl.as_mut().filter(|_| !self.rings.is_broken());
+        let Some((index, ctrl)) = ctrl else {
             return false;
         };
+        let index = *index;
         let guard = self.ram.memory();
-        let (backend, link) = (&mut self.backend, &mut self.link);
+        let (rings, backend, link) = (&self.rings, &mut self.backend, &mut self.link);
         let result = ctrl.process(&guard, &mut |change| match change {
             Change::Offloads(offloads) => {
                 link.offloads = (link.offloads - GUEST_OFFLOADS) | offloads;
+                rings.set_offloads(link.offloads);
                 backend.set_offloads(link);
             }
-            // One is all there is.
-            Change::Pairs(_) => {}
+            Change::Pairs(pairs) => rings.set_pairs(pairs),
         });
         match result {
             Ok(done) => {
                 if done.signal {
-                    self.interrupt.signal_queue(CTRL_QUEUE);
+                    self.interrupt.signal_queue(index);
                 }
                 count(&self.counters.ctrl_commands, done.commands);
                 count(&self.counters.ctrl_refused, done.refused);
                 done.more
             }
             Err(fault) => {
-                self.interrupt.signal_queue(CTRL_QUEUE);
-                self.fail(CTRL_QUEUE, &fault);
+                self.interrupt.signal_queue(index);
+                self.fail(index, &fault);
                 false
             }
         }
@@ -269,19 +334,19 @@ impl NetEngine {
 
     /// Interrupts the driver for chains of the TX queue if that cannot wait any longer.
     fn signal_tx(&mut self, woken: bool, now: Instant) {
-        let guard = self.ram.memory();
-        let due = self.tx.interrupt_due(&guard, woken, now);
-        if self.checked(TX_QUEUE, due) {
-            self.signal(TX_QUEUE);
+        let Some(tx) = &mut self.tx else { return };
+        let due = tx.interrupt_due(&self.ram.memory(), woken, now);
+        if self.checked(tx_queue(self.pair), due) {
+            self.signal(tx_queue(self.pair));
         }
     }
 
     /// When [`Self::process_rx`] wants to be called although nothing happened.
     pub fn deadline(&self) -> Option<Instant> {
-        if self.broken {
+        if self.is_broken() {
             return None;
         }
-        let interrupt = self.tx.interrupt_deadline();
+        let interrupt = self.tx.as_ref().and_then(TxQueue::interrupt_deadline);
         [interrupt, self.backend.deadline()]
             .into_iter()
             .flatten()
@@ -290,12 +355,11 @@ impl NetEngine {
 
     /// Asks the guest to notify its next frame; true when there is one already.
     pub fn arm_tx(&mut self) -> bool {
-        if self.broken {
+        let Some(tx) = self.tx.as_mut().filter(|_| !self.rings.is_broken()) else {
             return false;
-        }
-        let guard = self.ram.memory();
-        let more = self.tx.arm(&guard);
-        self.checked(TX_QUEUE, more)
+        };
+        let more = tx.arm(&self.ram.memory());
+        self.checked(tx_queue(self.pair), more)
     }
 
     fn checked(&mut self, queue: u16, result: Result<bool, DriverFault>) -> bool {
@@ -306,8 +370,9 @@ impl NetEngine {
     }
 
     fn signal(&self, queue: u16) {
-        let counter = match queue {
-            RX_QUEUE => &self.counters.rx_interrupts,
+        // Receive queues have even indices (VIRTIO 1.3, 5.1.2).
+        let counter = match queue % 2 {
+            0 => &self.counters.rx_interrupts,
             _ => &self.counters.tx_interrupts,
         };
         count(counter, 1);
@@ -316,9 +381,11 @@ impl NetEngine {
 
     fn fail(&mut self, queue: u16, fault: &DriverFault) {
         // Once per reset, because nothing is processed after it.
+        if !self.rings.set_broken() {
+            return;
+        }
         tracing::warn!(queue, %fault, "the network driver broke the virtio specification");
         count(&self.counters.driver_faults, 1);
-        self.broken = true;
         self.interrupt.needs_reset();
     }
 }

@@ -1,11 +1,11 @@
-//! The virtio network card (VIRTIO 1.3, 5.1): one receive, one transmit and one control
-//! queue, in front of any [`Backend`].
+//! The virtio network card (VIRTIO 1.3, 5.1): pairs of a receive and a transmit queue and one control
+//! queue, in front of a [`Backend`] per pair.
 //!
 //! ```text
 //!   Net (config space, features)
-//!    +- worker: thread, sleeps on doorbells / backend fd / deadline
+//!    +- worker 0..N: thread, sleeps on doorbells / backend fd / deadline
 //!        +- engine: TxQueue -> Backend::transmit, Backend::receive -> RxBurst
-//!                     CtrlQueue -> Backend::set_offloads
+//!                     CtrlQueue (worker 0) -> Rings -> every backend's set_offloads
 //! ```
 
 mod card;
@@ -15,6 +15,7 @@ pub mod engine;
 pub mod features;
 pub mod loopback;
 pub mod null;
+mod rings;
 mod rx;
 mod scratch;
 mod sleep;
@@ -26,43 +27,70 @@ pub mod vhost;
 mod worker;
 
 use std::io;
-use std::sync::Arc;
 
 use net::nic::{Backend, Offloads};
 use virtio_queue::{Queue, QueueT as _};
 
 use self::card::Card;
 pub use self::card::{MAX_QUEUE_PAIRS, NetConfig, NetConfigError, rx_queue, tx_queue};
-pub use self::counters::Counters;
-use self::engine::{CTRL_QUEUE, NetEngine, NetParts, RX_QUEUE, TX_QUEUE};
+pub use self::counters::{CardCounters, Counters};
+use self::engine::{NetEngine, NetParts};
+use self::sleep::Kick;
 pub use self::tx::{MAX_FRAME, TX_BURST, TX_INTERRUPT_DELAY};
 use self::worker::Worker;
 use crate::virtio::spec::ID_NET;
-use crate::virtio::{Activation, VirtioDevice};
+use crate::virtio::{Activation, ActiveQueue, Doorbell, VirtioDevice};
 
 /// A network card.
 pub struct Net {
     card: Card,
-    counters: Arc<Counters>,
-    // One of the two holds the backend, unless the worker's thread panicked.
-    backend: Option<Box<dyn Backend>>,
-    worker: Option<Worker>,
-    /// What the driver had made of its offloads when the card was suspended, and its features.
-    changed: Option<(u64, Offloads)>,
+    counters: CardCounters,
+    // One of the two holds the backends, in the order of their pairs, but for those whose worker
+    // panicked.
+    backends: Vec<Box<dyn Backend>>,
+    workers: Vec<Worker>,
+    /// What the driver had chosen when the card was suspended.
+    chosen: Option<Chosen>,
+}
+
+/// What a driver chose by commands, and the features it had accepted.
+#[derive(Clone, Copy, Debug)]
+struct Chosen {
+    features: u64,
+    offloads: Offloads,
+    pairs: u16,
 }
 
 impl Net {
     /// A card in front of `backend`.
     ///
     /// # Errors
-    /// Fails when a value of `config` is not allowed.
+    /// Fails when a value of `config` is not allowed; more than one pair of queues takes as many
+    /// backends, see [`Self::with_backends`].
     pub fn new(config: NetConfig, backend: Box<dyn Backend>) -> Result<Self, NetConfigError> {
+        Self::with_backends(config, vec![backend])
+    }
+
+    /// A card in front of as many `backends` as it has pairs of queues. A frame for the guest goes
+    /// into the receive queue of the backend that has it.
+    ///
+    /// # Errors
+    /// Fails when a value of `config` is not allowed.
+    pub fn with_backends(
+        config: NetConfig,
+        backends: Vec<Box<dyn Backend>>,
+    ) -> Result<Self, NetConfigError> {
+        if backends.is_empty() || backends.len() != usize::from(config.queue_pairs) {
+            return Err(NetConfigError::QueuePairs(config.queue_pairs));
+        }
+        let offloads = backends.iter().map(|backend| backend.offloads());
+        let offloads = offloads.fold(Offloads::all(), |all, each| all & each);
         Ok(Self {
-            card: Card::new(config, features::offered_features(backend.offloads()))?,
-            counters: Arc::default(),
-            backend: Some(backend),
-            worker: None,
-            changed: None,
+            card: Card::new(config, features::offered_features(offloads))?,
+            counters: CardCounters::new(backends.len()),
+            backends,
+            workers: Vec::new(),
+            chosen: None,
         })
     }
 
@@ -73,64 +101,95 @@ impl Net {
     }
 
     /// The counters; they live on across resets.
-    pub fn counters(&self) -> Arc<Counters> {
+    pub fn counters(&self) -> CardCounters {
         self.counters.clone()
     }
 
-    fn start(&mut self, activation: Activation, backend: Box<dyn Backend>) -> io::Result<()> {
-        let ctrl_queue = self.card.ctrl_queue(activation.features);
-        let (mut rx, mut tx, mut ctrl) = (None, None, None);
-        for queue in activation.queues {
-            match queue.index {
-                RX_QUEUE => rx = Some(queue),
-                TX_QUEUE => tx = Some(queue),
-                index if index == ctrl_queue => ctrl = Some(queue),
-                _ => {}
-            }
-        }
-        let (Some(rx), Some(tx)) = (rx, tx) else {
-            self.backend = Some(backend);
+    fn start(&mut self, activation: Activation) -> io::Result<()> {
+        let features = activation.features;
+        let ctrl_queue = self.card.ctrl_queue(features);
+        let mut active: Vec<_> = activation.queues;
+        let mut take = |index| {
+            let at = active.iter().position(|queue| queue.index == index)?;
+            Some(active.swap_remove(at))
+        };
+        let pair = |pair| Some([take(rx_queue(pair))?, take(tx_queue(pair))?]);
+        let queues: Vec<_> = (0..self.card.pairs(features)).map_while(pair).collect();
+        // A driver that accepted CTRL_VQ and does not use it is no worse off than one that did not.
+        let ctrl = take(ctrl_queue);
+        if queues.is_empty() {
             return Err(io::Error::other(
                 "the driver did not enable the RX and the TX queue",
             ));
-        };
-        // A driver that accepted CTRL_VQ and does not use it is no worse off than one that did not.
-        let queues = [&rx, &tx].into_iter().chain(&ctrl);
-        let kicks = queues.map(|queue| queue.kick.clone()).collect();
-        // A driver that starts anew has not sent a command yet.
-        if ctrl
-            .as_ref()
-            .is_some_and(|ctrl| ctrl.queue.next_avail() == 0)
-        {
-            self.changed = None;
         }
-        let features = activation.features;
-        let offloads = match self.changed {
-            Some((before, offloads)) if before == features => offloads,
-            _ => features::accepted_offloads(features),
-        };
+        let mut kicks = self.kicks(&queues);
+        if let Some(ctrl) = &ctrl {
+            kicks[0].push((Kick::Ctrl, ctrl.kick.clone()));
+        }
+        // A driver that starts anew has not sent a command yet.
+        let anew = |ctrl: &ActiveQueue| ctrl.queue.next_avail() == 0;
+        if ctrl.as_ref().is_some_and(anew) {
+            self.chosen = None;
+        }
+        let chosen = self.chosen.filter(|chosen| chosen.features == features);
+        let chosen = chosen.unwrap_or(Chosen {
+            features,
+            offloads: features::accepted_offloads(features),
+            // One until a command says otherwise (VIRTIO 1.3, 5.1.6.5.5). Where no command can come to
+            // us, whoever gets it has started the right queues.
+            pairs: if ctrl.is_some() { 1 } else { u16::MAX },
+        });
         let parts = NetParts {
             ram: activation.ram,
             features,
-            offloads,
-            rx,
-            tx,
+            offloads: chosen.offloads,
+            pairs: chosen.pairs,
+            queues,
             ctrl,
             interrupt: activation.interrupt,
-            counters: self.counters.clone(),
             guest_mac: self.card.config().mac,
             mtu: self.card.config().mtu,
         };
-        match Worker::spawn(NetEngine::new(parts, backend), kicks) {
-            Ok(worker) => {
-                self.worker = Some(worker);
-                Ok(())
+        let engines = parts.into_engines(std::mem::take(&mut self.backends), &self.counters.0);
+        let mut failed = None;
+        for (engine, kicks) in engines.into_iter().zip(kicks) {
+            if failed.is_some() {
+                self.backends.push(engine.into_backend());
+                continue;
             }
-            Err((error, backend)) => {
-                self.backend = Some(backend);
-                Err(error)
+            match Worker::spawn(engine, kicks) {
+                Ok(worker) => self.workers.push(worker),
+                Err((error, backend)) => {
+                    let backends = self.stop().into_iter().map(NetEngine::into_backend);
+                    self.backends = backends.chain([backend]).collect();
+                    failed = Some(error);
+                }
             }
         }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The doorbells of each worker: of its transmit queue, and of all receive queues into which it
+    /// may deliver.
+    fn kicks(&self, queues: &[[ActiveQueue; 2]]) -> Vec<Vec<(Kick, Doorbell)>> {
+        let each = 0..self.backends.len();
+        let of = |worker: usize| {
+            let rx = queues.iter().take(worker + 1);
+            let rx = rx.map(|[rx, _]| (Kick::Rx, rx.kick.clone()));
+            let tx = queues
+                .get(worker)
+                .map(|[_, tx]| (Kick::Tx, tx.kick.clone()));
+            rx.chain(tx).collect()
+        };
+        each.map(of).collect()
+    }
+
+    /// Stops all workers; what is left of them, in order. None of them runs any more when the first
+    /// backend hears of it.
+    fn stop(&mut self) -> Vec<NetEngine> {
+        let workers = std::mem::take(&mut self.workers);
+        workers.iter().for_each(Worker::ask_to_stop);
+        workers.into_iter().filter_map(Worker::stop).collect()
     }
 }
 
@@ -152,31 +211,36 @@ impl VirtioDevice for Net {
     }
 
     fn activate(&mut self, activation: Activation) -> io::Result<()> {
-        let Some(backend) = self.backend.take() else {
-            return Err(io::Error::other("the network backend was lost in a panic"));
-        };
-        self.start(activation, backend)
+        if self.backends.len() != usize::from(self.card.config().queue_pairs) {
+            return Err(io::Error::other("a network backend was lost in a panic"));
+        }
+        self.start(activation)
     }
 
     fn reset(&mut self) {
-        self.changed = None;
-        if let Some(worker) = self.worker.take() {
-            self.backend = worker.stop().map(NetEngine::into_backend);
-        }
+        self.chosen = None;
+        let engines = self.stop().into_iter();
+        self.backends.extend(engines.map(NetEngine::into_backend));
     }
 
     fn suspend(&mut self) -> Vec<(u16, Queue)> {
-        let Some(engine) = self.worker.take().and_then(Worker::stop) else {
+        let engines = self.stop();
+        let Some(first) = engines.first() else {
             return Vec::new();
         };
-        self.changed = Some((engine.features(), engine.offloads()));
-        let (backend, [rx, tx], ctrl) = engine.into_parts();
-        self.backend = Some(backend);
-        let ctrl = ctrl.map(|queue| (CTRL_QUEUE, queue));
-        [(RX_QUEUE, rx), (TX_QUEUE, tx)]
-            .into_iter()
-            .chain(ctrl)
-            .collect()
+        self.chosen = Some(Chosen {
+            features: first.features(),
+            offloads: first.offloads(),
+            pairs: first.pairs(),
+        });
+        let mut queues = Vec::new();
+        for engine in engines {
+            let (backend, some) = engine.into_parts();
+            self.backends.push(backend);
+            queues.extend(some);
+        }
+        queues.sort_by_key(|&(index, _)| index);
+        queues
     }
 }
 

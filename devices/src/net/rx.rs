@@ -49,6 +49,10 @@ pub(crate) struct RxQueue {
     vring: Vring,
     mergeable: bool,
     armed: bool,
+    /// A worker waits for buffers, and none came since: notifications have to stay on.
+    awaited: bool,
+    /// Chains taken off the available ring so far; wraps.
+    taken: u32,
     spare: VecDeque<Chain>,
     // Empty between bursts; here to keep their allocations.
     reserved: VecDeque<Chain>,
@@ -75,6 +79,8 @@ impl RxQueue {
             mergeable,
             // The driver notifies until told otherwise.
             armed: true,
+            awaited: false,
+            taken: 0,
             spare: VecDeque::new(),
             reserved: VecDeque::new(),
             frames: VecDeque::new(),
@@ -97,8 +103,13 @@ impl RxQueue {
 
     /// Asks for notifications; true when there are new buffers already.
     pub(crate) fn arm(&mut self, mem: &GuestMemoryMmap) -> Result<bool, DriverFault> {
-        self.armed = true;
+        (self.armed, self.awaited) = (true, true);
         self.vring.enable_notification(mem)
+    }
+
+    /// Chains taken off the available ring so far; wraps.
+    pub(crate) fn taken(&self) -> u32 {
+        self.taken
     }
 }
 
@@ -113,6 +124,7 @@ fn put_back(spare: &mut VecDeque<Chain>, chain: Chain) {
 /// The receive queue during one burst.
 pub(crate) struct RxBurst<'q, 'm> {
     queue: &'q mut RxQueue,
+    mem: &'m GuestMemoryMmap,
     view: RingView<'m>,
     /// Buffers of the reserved frames, oldest first. Emptied when none is left.
     slices: Vec<VolatileSlice<'m>>,
@@ -131,6 +143,7 @@ impl<'q, 'm> RxBurst<'q, 'm> {
         sink: VolatileSlice<'m>,
     ) -> Self {
         let mut burst = Self {
+            mem,
             view: queue.vring.view(mem),
             queue,
             slices,
@@ -138,7 +151,7 @@ impl<'q, 'm> RxBurst<'q, 'm> {
             done: RxDone::default(),
             fault: None,
         };
-        if burst.queue.armed {
+        if burst.queue.armed && !burst.queue.awaited {
             burst.queue.armed = false;
             if let Err(fault) = burst.queue.vring.disable_notification(mem) {
                 burst.fault = Some(fault);
@@ -180,7 +193,15 @@ impl<'q, 'm> RxBurst<'q, 'm> {
             return Ok(None);
         }
         let position = vring.next_avail();
-        Ok(vring.pop(&self.view)?.map(|head| Chain {
+        let Some(head) = vring.pop(&self.view)? else {
+            return Ok(None);
+        };
+        if std::mem::take(&mut self.queue.awaited) {
+            self.queue.armed = false;
+            self.queue.vring.disable_notification(self.mem)?;
+        }
+        self.queue.taken = self.queue.taken.wrapping_add(1);
+        Ok(Some(Chain {
             position,
             head,
             room: 0,

@@ -5,20 +5,32 @@
 
 use std::io;
 use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Interest, Poll, Token};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::net::counters::count;
 use crate::net::engine::NetEngine;
 use crate::virtio::Doorbell;
 
-const KICK_RX: Token = Token(0);
-const KICK_TX: Token = Token(1);
-const KICK_CTRL: Token = Token(2);
+/// What a doorbell tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kick {
+    /// There are new RX buffers.
+    Rx = 0,
+    /// There are frames to take.
+    Tx = 1,
+    /// There are commands.
+    Ctrl = 2,
+}
+
+const KICK_RX: Token = Token(Kick::Rx as usize);
+const KICK_TX: Token = Token(Kick::Tx as usize);
 const BACKEND: Token = Token(3);
-const STOP: Token = Token(4);
+const WAKE: Token = Token(4);
 
 /// How long the host is not listened to while frames wait for buffers, at first and at most.
 ///
@@ -36,30 +48,39 @@ pub(super) struct Sleep {
     doorbells: Poll,
     events: Events,
     patience: Duration,
+    /// Open for as long as it is watched.
+    _waker: Arc<EventFd>,
 }
 
 impl Sleep {
-    /// Watches `kicks` (of the RX, TX and control queue, in this order; they must live as long) and the
-    /// backend of `engine`. The waker ends a sleep at once, or within [`STARVED_MAX`].
-    pub(super) fn new(engine: &NetEngine, kicks: &[Doorbell]) -> io::Result<(Self, Waker)> {
+    /// Watches `kicks` (which must live as long) and the backend of `engine`. A write to the event that
+    /// is returned ends a sleep at once.
+    pub(super) fn new(
+        engine: &NetEngine,
+        kicks: &[(Kick, Doorbell)],
+    ) -> io::Result<(Self, Arc<EventFd>)> {
         let (all, doorbells) = (Poll::new()?, Poll::new()?);
         let watch = |poll: &Poll, fd: i32, token| {
             let registry = poll.registry();
             registry.register(&mut SourceFd(&fd), token, Interest::READABLE)
         };
-        for (kick, token) in kicks.iter().zip([KICK_RX, KICK_TX, KICK_CTRL]) {
-            watch(&all, kick.as_raw_fd(), token)?;
-            watch(&doorbells, kick.as_raw_fd(), token)?;
+        for (kick, doorbell) in kicks {
+            let token = Token(*kick as usize);
+            watch(&all, doorbell.as_raw_fd(), token)?;
+            watch(&doorbells, doorbell.as_raw_fd(), token)?;
         }
         if let Some(fd) = engine.backend().poll_fd() {
             watch(&all, fd.as_raw_fd(), BACKEND)?;
         }
-        let waker = Waker::new(all.registry(), STOP)?;
+        let waker = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        watch(&all, waker.as_raw_fd(), WAKE)?;
+        watch(&doorbells, waker.as_raw_fd(), WAKE)?;
         let sleep = Self {
             all,
             doorbells,
             events: Events::with_capacity(8),
             patience: STARVED_MIN,
+            _waker: waker.clone(),
         };
         Ok((sleep, waker))
     }

@@ -1,4 +1,4 @@
-//! The thread of a network card.
+//! The thread of a network card; one for each pair of queues.
 //!
 //! It sleeps on the doorbells, on the backend's descriptor and until the backend's deadline. Awake,
 //! it alternates one burst from the guest with one turn of the backend, so that a flood in one
@@ -13,29 +13,29 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use mio::Waker;
 use net::nic::Backend;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::net::engine::{NetEngine, Scratch};
-use crate::net::sleep::Sleep;
+use crate::net::rings::{Rings, wake};
+use crate::net::sleep::{Kick, Sleep};
 use crate::virtio::{Doorbell, Interrupt};
 
 /// A running thread, and the way to stop it.
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: Arc<AtomicBool>,
-    waker: Waker,
+    waker: Arc<EventFd>,
     thread: JoinHandle<Option<NetEngine>>,
 }
 
 impl Worker {
-    /// Starts a thread for `engine`, woken by the doorbells of the RX, the TX and perhaps
-    /// the control queue.
+    /// Starts a thread for `engine`, woken by doorbells, those of its queues among them.
     ///
     /// On failure the backend comes back with the error.
     pub(crate) fn spawn(
         engine: NetEngine,
-        kicks: Vec<Doorbell>,
+        kicks: Vec<(Kick, Doorbell)>,
     ) -> Result<Self, (io::Error, Box<dyn Backend>)> {
         match Self::start(&engine, kicks) {
             Ok((worker, sender)) => match sender.send(engine) {
@@ -52,17 +52,21 @@ impl Worker {
     /// Starts a thread that waits for its engine.
     fn start(
         engine: &NetEngine,
-        kicks: Vec<Doorbell>,
+        kicks: Vec<(Kick, Doorbell)>,
     ) -> io::Result<(Self, mpsc::Sender<NetEngine>)> {
         let (sleep, waker) = Sleep::new(engine, &kicks)?;
+        engine.rings().watch(waker.clone());
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let (sender, receiver) = mpsc::channel();
         let thread = std::thread::Builder::new()
-            .name("wonton-net".into())
+            .name(match engine.pair() {
+                0 => "wonton-net".into(),
+                pair => format!("wonton-net-{pair}"),
+            })
             .spawn(move || {
                 let mut engine: NetEngine = receiver.recv().ok()?;
-                let _alarm = Alarm(engine.interrupt());
+                let _alarm = Alarm(engine.interrupt(), engine.rings().clone());
                 if let Err(error) = run(&mut engine, sleep, &stopped) {
                     tracing::error!(%error, "the network thread cannot wait for events");
                     engine.interrupt().needs_reset();
@@ -79,22 +83,27 @@ impl Worker {
         Ok((worker, sender))
     }
 
+    /// Has the thread stop soon.
+    pub(crate) fn ask_to_stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        wake(&self.waker);
+    }
+
     /// Stops the thread and waits for it; `None` when it panicked, and the backend is lost.
     pub(crate) fn stop(self) -> Option<NetEngine> {
-        self.stop.store(true, Ordering::Release);
-        if let Err(error) = self.waker.wake() {
-            tracing::error!(%error, "cannot wake the network thread");
-        }
+        self.ask_to_stop();
         self.thread.join().ok().flatten()
     }
 }
 
-/// Tells the driver when the thread panics: without it the card would only fall silent.
-struct Alarm(Arc<dyn Interrupt>);
+/// Tells the driver when the thread panics: without it the card would only fall silent. The other
+/// threads of the card stop working, because a queue that they share may be half done.
+struct Alarm(Arc<dyn Interrupt>, Arc<Rings>);
 
 impl Drop for Alarm {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            self.1.set_broken();
             self.0.needs_reset();
         }
     }

@@ -9,6 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::net::Counters;
+use crate::net::MAX_QUEUE_PAIRS;
 use crate::net::engine::{NetEngine, NetParts};
 use crate::net::features::accepted_offloads;
 use crate::testing::heap::Heap;
@@ -31,7 +32,7 @@ pub(crate) const REGION_BORDER: u64 = HEAP_BASE + 0x1_0400;
 #[derive(Debug, Default)]
 pub struct MockInterrupt {
     /// Interrupts of the RX, the TX and the control queue.
-    pub queues: [AtomicU64; 3],
+    pub queues: [AtomicU64; 2 * MAX_QUEUE_PAIRS as usize + 1],
     /// Configuration changes.
     pub config: AtomicU64,
     /// Times that DEVICE_NEEDS_RESET was set.
@@ -167,15 +168,15 @@ impl MockDriver {
             ram: activation.ram,
             features,
             offloads: accepted_offloads(features),
-            rx: queues.next().unwrap(),
-            tx: queues.next().unwrap(),
+            pairs: 1,
+            queues: vec![[queues.next().unwrap(), queues.next().unwrap()]],
             ctrl: queues.next(),
             interrupt: activation.interrupt,
-            counters: Arc::new(Counters::default()),
             guest_mac: [0x52, 0x54, 0, 0x12, 0x34, 0x56],
             mtu: 1500,
         };
-        NetEngine::new(parts, backend)
+        let mut engines = parts.into_engines(vec![backend], &[Arc::new(Counters::default())]);
+        engines.remove(0)
     }
 
     /// Allocates `len` bytes, and fills them with a pattern that is no frame.

@@ -253,6 +253,16 @@ impl Common {
         self.driver_features_sel = sel;
     }
 
+    /// What [`Self::select_device_features`] chose.
+    pub fn device_features_select(&self) -> u32 {
+        self.device_features_sel
+    }
+
+    /// What [`Self::select_driver_features`] chose.
+    pub fn driver_features_select(&self) -> u32 {
+        self.driver_features_sel
+    }
+
     /// The selected half of the offered features.
     pub fn device_features(&self) -> u32 {
         half(self.device.device_features(), self.device_features_sel)
@@ -274,6 +284,17 @@ impl Common {
             1 => set_high(&mut self.driver_features, value),
             _ => {}
         }
+    }
+
+    /// Number of queues.
+    pub fn num_queues(&self) -> u16 {
+        // More than 16 bits cannot be addressed.
+        u16::try_from(self.device.queue_max_sizes().len()).unwrap_or(u16::MAX)
+    }
+
+    /// The queue that [`Self::select_queue`] chose.
+    pub fn selected_queue(&self) -> u16 {
+        self.queue_sel
     }
 
     /// Chooses the queue that the methods below speak of.

@@ -1,6 +1,6 @@
 //! What every virtio device and every transport agree on.
 //!
-//! A transport ([`mmio`]) shows registers to the driver and drives the state that all transports
+//! A transport ([`pci`], [`mmio`]) shows registers to the driver and drives the state that all transports
 //! share ([`common`]). At DRIVER_OK it hands the queues to the [`VirtioDevice`], which runs them
 //! through [`vring`] and [`chain`] on a thread of its own.
 
@@ -8,6 +8,7 @@ pub mod chain;
 pub mod common;
 pub mod fault;
 pub mod mmio;
+pub mod pci;
 pub mod spec;
 pub mod vring;
 pub mod window;

@@ -107,7 +107,7 @@ fn base(images: &Images, kernel: &KernelFiles, guests: &[GuestImage]) -> Result<
         let mut tree = Initramfs::new();
         userland::skeleton(&mut tree);
         userland.busybox(&mut tree)?;
-        userland.program(&mut tree, "usr/bin/iperf3")?;
+        userland.program(&mut tree, "iperf3")?;
         userland::add_modules(&mut tree, &kernel.modules()?, &MODULES)?;
         tree.file("init", 0o755, INIT)
             .file("bin/report", 0o755, REPORT)

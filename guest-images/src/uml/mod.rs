@@ -39,7 +39,7 @@ const PASST: [&str; 2] = ["passt", "passt.avx2"];
 pub struct UmlKit {
     dir: PathBuf,
     scratch: PathBuf,
-    /// The initramfs: busybox, iperf3, the modules of virtio-net.
+    /// The initramfs: busybox, iperf3, ethtool, the modules of virtio-net.
     pub initrd: PathBuf,
     /// Debian's version of the kernel package.
     pub uml_version: String,
@@ -151,7 +151,9 @@ fn tree(packages: &[Package], modules: &Modules) -> Result<Initramfs> {
     let mut tree = Initramfs::new();
     userland::skeleton(&mut tree);
     userland.busybox(&mut tree)?;
-    userland.program(&mut tree, "usr/bin/iperf3")?;
+    for program in ["iperf3", "ethtool"] {
+        userland.program(&mut tree, program)?;
+    }
     userland::add_modules(&mut tree, modules, &MODULES)?;
     tree.file("init", 0o755, INIT)
         .file("etc/hostname", 0o644, "guest\n")

@@ -26,6 +26,8 @@ pub(crate) const PING: u8 = 0;
 pub(crate) const UDP: u8 = 1;
 /// Kind of [`Subject::Other`]: a DNS query's socket.
 pub(crate) const DNS: u8 = 2;
+/// Kind of [`Subject::Other`]: another thread has something for the stack.
+pub(crate) const WAKE: u8 = 3;
 
 /// What a readiness event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +124,14 @@ impl OsHost {
         self.poll
             .registry()
             .register(source, subject.token(), interest)
+    }
+
+    /// Makes this readable from another thread. There can be only one.
+    ///
+    /// # Errors
+    /// Fails when the process has no descriptors left.
+    pub fn waker(&self) -> io::Result<mio::Waker> {
+        mio::Waker::new(self.poll.registry(), Subject::Other(WAKE, 0).token())
     }
 
     /// Takes the events that are there, without waiting. True when there may be more.

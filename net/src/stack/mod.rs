@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use crate::config::{Config, Forward, Protocol};
 use crate::dhcp::{DhcpConfig, DhcpServer};
 use crate::dns::Forwarder;
-use crate::drops::Drops;
+use crate::drops::{DropReason, Drops};
 use crate::host::resolv::ResolvConf;
 use crate::host::{DNS, OsHost, PING, Subject, UDP};
 use crate::icmp::echo::Echo;
@@ -40,7 +40,7 @@ use crate::wire::Macs;
 /// Lease time of the one address. It is the guest's for good; renewals only show that it lives.
 const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Descriptors that TCP flows leave alone: for UDP flows, DNS queries, pings and the VMM itself.
+/// Descriptors that the TCP flows of a stack leave alone: for UDP flows, DNS queries, pings and the VMM itself.
 const RESERVED: usize = 2048;
 
 /// When connections that had to wait at a forward are looked at again.
@@ -108,6 +108,11 @@ impl Stack {
     /// # Errors
     /// Fails when the configuration contradicts itself, or a forward's address cannot be bound.
     pub fn new(config: Config, rx: RxPath) -> Result<Self, StackError> {
+        Self::one_of(config, rx, 1)
+    }
+
+    /// As [`Self::new`], with its part of what the process has for `count` stacks.
+    pub(crate) fn one_of(config: Config, rx: RxPath, count: u8) -> Result<Self, StackError> {
         config.validate()?;
         let mut host = OsHost::new()?;
         let mut forwards = Vec::new();
@@ -138,7 +143,7 @@ impl Stack {
         dns.set_servers(&resolv.resolvers().servers);
         let secret = host.random()?;
         Ok(Self {
-            tcp: Flows::new(tcp_link(&config, &link, rx), limits(), secret),
+            tcp: Flows::new(tcp_link(&config, &link, rx), limits(count), secret),
             config,
             link,
             rx,
@@ -161,6 +166,24 @@ impl Stack {
     /// Frames dropped so far, by reason.
     pub fn drops(&self) -> &Drops {
         &self.drops
+    }
+
+    pub(crate) fn count_drop(&mut self, reason: DropReason) {
+        self.drops.count(reason);
+    }
+
+    /// Wakes whoever waits for [`Backend::poll_fd`]. Only once per stack.
+    pub(crate) fn waker(&self) -> io::Result<mio::Waker> {
+        self.host.waker()
+    }
+
+    /// Names the guest's port of each flow.
+    pub(crate) fn for_each_guest_port(&self, mut visit: impl FnMut(Protocol, u16)) {
+        let tcp = self.tcp.keys();
+        tcp.for_each(|key| visit(Protocol::Tcp, key.guest.port()));
+        self.udp
+            .guests()
+            .for_each(|guest| visit(Protocol::Udp, guest.port()));
     }
 
     fn macs(&self) -> Macs {
@@ -275,15 +298,18 @@ impl Stack {
     }
 }
 
-/// Bounds that follow from how many descriptors the process may have: each flow needs one, and some
-/// are left for everything else.
-fn limits() -> Limits {
+/// Bounds that follow from how many descriptors the process may have for `count` stacks: each flow
+/// needs one, and some are left for everything else.
+fn limits(count: u8) -> Limits {
     let limits = Limits::default();
     let descriptors = crate::host::descriptor_limit();
-    let most = descriptors.saturating_sub(RESERVED).max(descriptors / 2);
+    let most = descriptors
+        .saturating_sub(RESERVED * usize::from(count))
+        .max(descriptors / 2);
+    let share = limits.of_one_in(count);
     Limits {
-        flows: limits.flows.min(most),
-        ..limits
+        flows: share.flows.min(most / usize::from(count.max(1))),
+        ..share
     }
 }
 

@@ -54,6 +54,20 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// The share of one of `count` stacks that a guest has.
+    pub(crate) fn of_one_in(self, count: u8) -> Self {
+        let count = count.max(1);
+        Self {
+            flows: self.flows / usize::from(count),
+            // Enough for one flow at full speed.
+            in_flight: (self.in_flight / u64::from(count)).max(1 << 20),
+            rings: self.rings / u64::from(count),
+            tails: self.tails / u64::from(count),
+        }
+    }
+}
+
 /// How the guest is reached; fixed while the driver's settings hold.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpLink {
@@ -246,6 +260,11 @@ impl<H: TcpHost> Flows<H> {
     /// True without flows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The two ends of each flow.
+    pub fn keys(&self) -> impl Iterator<Item = &FlowKey> {
+        self.table.iter().map(|(key, _)| key)
     }
 
     /// The next connection that failed in a way ICMP tells.

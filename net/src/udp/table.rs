@@ -202,6 +202,11 @@ impl<H: UdpHost> UdpTable<H> {
         self.flows.is_empty()
     }
 
+    /// The guest's ends of all flows.
+    pub fn guests(&self) -> impl Iterator<Item = &SocketAddr> {
+        self.by_guest.keys()
+    }
+
     /// Opens a forward into the guest. `guest_ip` is the guest's address.
     ///
     /// # Errors

@@ -20,11 +20,12 @@ expect() { # NAME GOT WANT
 lease() { sed -n "s/^$1=//p" /tmp/lease | tr '\n' ' ' | sed 's/ $//'; }
 
 report event=uname "release=$(uname -r)"
-story= cpus=
+story= cpus= transport=
 for word in $(cat /proc/cmdline); do
     case $word in
         story=*) story=${word#*=} ;;
         cpus=*) cpus=${word#*=} ;;
+        transport=*) transport=${word#*=} ;;
     esac
 done
 
@@ -49,6 +50,25 @@ peer greet 0.0.0.0:7000 1 >/tmp/greet 2>&1 &
 greeter=$!
 
 expect cpus "$(nproc)" "$cpus"
+# The driver uses as many pairs of queues as there are CPUs, of those that the card has.
+expect queues "$(ls -d /sys/class/net/eth0/queues/tx-* | wc -l) $(ethtool -l eth0 | awk '/Combined/ {print $2}' | tail -n 1)" "$cpus $cpus"
+
+# Which bus the card is on, and what kind of interrupt each of its queues has.
+wires() {
+    readlink -f /sys/class/net/eth0/device | grep -o '/pci[^/]*\|/LNRO0005[^/]*' | tr -d '\n'
+    grep -o 'PCI-MSI[^ ]* *[^ ]* *[^ ]* *virtio0-.*\|IO-APIC.*virtio0' /proc/interrupts |
+        awk '{printf " %s:%s", $1, $NF}'
+}
+case $transport in
+    pci)
+        wires='/pci0000:00 PCI-MSIX:virtio0-config PCI-MSIX:virtio0-input.0 PCI-MSIX:virtio0-output.0'
+        if [ "$cpus" = 2 ]; then
+            wires="$wires PCI-MSIX:virtio0-input.1 PCI-MSIX:virtio0-output.1"
+        fi
+        ;;
+    mmio) wires='/LNRO0005:00 IO-APIC:virtio0' ;;
+esac
+expect wires "$(wires | sed 's/PCI-MSI[^ ]*:virtio/PCI-MSIX:virtio/g')" "$wires"
 expect dhcp "$(lease ip) $(lease router) $(lease dns) $(lease mtu)" "10.0.2.15 10.0.2.2 10.0.2.3 1500"
 run ping-gateway ping -c 3 -i 0.2 -W 2 $gateway
 run ping-host ping -c 3 -i 0.2 -W 2 192.168.76.15
@@ -91,5 +111,15 @@ rebind() {
     again
 }
 run driver-rebind rebind
+transport_rebind() { # the same for the driver of the bus
+    bus=$(dirname "$(readlink -f /sys/class/net/eth0/device)")
+    driver=$(readlink -f "$bus/driver")
+    for _ in 1 2 3; do
+        basename "$bus" >"$driver/unbind" || return 1
+        basename "$bus" >"$driver/bind" || return 1
+    done
+    again
+}
+run transport-rebind transport_rebind
 run download-after-rebind peer get $gateway 4194304
 exit 0

@@ -31,13 +31,18 @@ for kernel in 6.12 6.1; do
     for vhost in on off; do
         report event=guest "name=tap/linux-$kernel/vhost-$vhost"
         new_tap
-        guest $kernel 1 tap,name=tap0,vhost=$vhost tap
+        # Each kernel, and tap with and without vhost, sees both.
+        case $kernel/$vhost in
+            6.1/on | 6.12/off) transport=mmio ;;
+            *) transport=pci ;;
+        esac
+        guest $kernel 1 $transport tap,name=tap0,vhost=$vhost tap
         code=$?
         [ $code = 10 ]
         verdict reboot "exit code $code"
         grep -q 'tap0 is down' /tmp/wonton.err && grep -q 'tap0 is up again' /tmp/wonton.err
         verdict down-up-in-log "$(grep -c tap0 /tmp/wonton.err) lines"
-        guest $kernel 1 tap,name=tap0,vhost=$vhost tap-removed
+        guest $kernel 1 $transport tap,name=tap0,vhost=$vhost tap-removed
         code=$?
         [ $code = 0 ]
         verdict power-off "exit code $code"
@@ -46,10 +51,15 @@ for kernel in 6.12 6.1; do
     done
 done
 
-report event=guest name=tap/two-queues
-new_tap multi_queue
-guest 6.12 2 tap,name=tap0,vhost=on,queues=2 tap-queues
-code=$?
-[ $code = 0 ]
-verdict power-off "exit code $code"
-iproute2 link del tap0
+for vhost in on off; do
+    for transport in pci mmio; do
+        if [ $transport = pci ]; then kernel=6.12; else kernel=6.1; fi
+        report event=guest name=tap/two-queues/vhost-$vhost/$transport
+        new_tap multi_queue
+        guest $kernel 2 $transport tap,name=tap0,vhost=$vhost,queues=2 tap-queues
+        code=$?
+        [ $code = 0 ]
+        verdict power-off "exit code $code"
+        iproute2 link del tap0
+    done
+done

@@ -6,12 +6,12 @@ for kernel in 6.1 6.12; do
     cat /images/$kernel/initrd /job/overlay.cpio >/tmp/initrd-$kernel
 done
 
-guest() { # KERNEL CPUS NET STORY [OPTIONS...]
-    kernel=$1 cpus=$2 net=$3 story=$4
-    shift 4
+guest() { # KERNEL CPUS TRANSPORT NET STORY [OPTIONS...]
+    kernel=$1 cpus=$2 transport=$3 net=$4 story=$5
+    shift 5
     wonton run --kernel /images/$kernel/bzImage --initrd /tmp/initrd-$kernel --cpus "$cpus" \
-        --memory 512M --net "$net" "$@" \
-        --cmdline "quiet loglevel=3 wonton.mode=cmd wonton.net=${guest_net:-dhcp} story=$story cpus=$cpus" </dev/null 2>/tmp/wonton.err
+        --memory 512M --transport "$transport" --net "$net" "$@" \
+        --cmdline "quiet loglevel=3 wonton.mode=cmd wonton.net=${guest_net:-dhcp} story=$story cpus=$cpus transport=$transport" </dev/null 2>/tmp/wonton.err
     code=$?
     [ -s /tmp/wonton.err ] && sed 's/^/wonton: /' /tmp/wonton.err
     return $code
@@ -37,7 +37,13 @@ user_stories() {
             echo false >/tmp/answered
             ask &
             asker=$!
-            guest $kernel $cpus user,host-loopback=allow all -p 127.0.0.1:8001:7000
+            # Each kernel and each number of CPUs sees both.
+            case $kernel/$cpus in
+                6.1/1 | 6.12/2) transport=mmio ;;
+                *) transport=pci ;;
+            esac
+            # A pair of queues for each CPU.
+            guest $kernel $cpus $transport user,host-loopback=allow,queues=$cpus all -p 127.0.0.1:8001:7000
             code=$?
             wait $asker
             # Not while the guest has the console: lines would mix.
@@ -49,14 +55,17 @@ user_stories() {
     done
 
     report event=guest name=rx-copy
-    guest 6.12 1 user,host-loopback=allow,rx=copy copy
+    guest 6.12 1 pci user,host-loopback=allow,rx=copy copy
     report event=guest name=loopback-denied
-    guest 6.12 1 user denied
-    report event=guest name=reboot
-    guest 6.1 1 user reboot
-    code=$?
-    if [ $code = 10 ]; then ok=true; else ok=false; fi
-    report check=exit-code ok=$ok "value=$code"
+    guest 6.12 1 pci user denied
+    for kernel in 6.1 6.12; do
+        if [ $kernel = 6.1 ]; then transport=pci; else transport=mmio; fi
+        report event=guest name=reboot-$transport
+        guest $kernel 1 $transport user reboot
+        code=$?
+        if [ $code = 10 ]; then ok=true; else ok=false; fi
+        report check=exit-code ok=$ok "value=$code"
+    done
 }
 
 for group in $(cat /job/groups); do

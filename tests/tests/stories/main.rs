@@ -20,9 +20,11 @@ use tests::{build_peer, build_wonton};
 const GUESTS: [(&str, u32); 4] = [("6.1", 1), ("6.1", 2), ("6.12", 1), ("6.12", 2)];
 
 /// What every guest must report, in order of the scripts.
-const CHECKS: [&str; 18] = [
+const CHECKS: [&str; 21] = [
     "boot",
     "cpus",
+    "queues",
+    "wires",
     "dhcp",
     "ping-gateway",
     "ping-host",
@@ -37,6 +39,7 @@ const CHECKS: [&str; 18] = [
     "forward",
     "link-down-up",
     "driver-rebind",
+    "transport-rebind",
     "download-after-rebind",
     "power-off",
 ];
@@ -73,10 +76,11 @@ const QUEUES_CHECKS: [&str; 7] = [
 ];
 
 /// What the guests that run once for all report.
-const EXTRA: [&str; 3] = [
+const EXTRA: [&str; 4] = [
     "rx-copy/download-64m",
     "loopback-denied/refused",
-    "reboot/exit-code",
+    "reboot-pci/exit-code",
+    "reboot-mmio/exit-code",
 ];
 
 fn main() {
@@ -119,7 +123,13 @@ fn tap_trials() -> Vec<String> {
             }
         }
     }
-    names.extend(QUEUES_CHECKS.map(|check| format!("tap/two-queues/{check}")));
+    for vhost in ["on", "off"] {
+        for transport in ["pci", "mmio"] {
+            for check in QUEUES_CHECKS {
+                names.push(format!("tap/two-queues/vhost-{vhost}/{transport}/{check}"));
+            }
+        }
+    }
     names
 }
 

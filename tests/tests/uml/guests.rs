@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::far::{Far, Lab};
 use crate::serve::Serve;
@@ -28,11 +28,50 @@ pub(crate) fn rows() -> Vec<Row> {
         }
         rows.push(row(format!("front-end-killed/{rx}"), move || killed(rx)));
     }
+    rows.push(row("queues/ring", queues));
     rows
 }
 
 fn net(rx: &str, more: &str) -> String {
     format!("user,host-loopback=allow,rx={rx}{more}")
+}
+
+/// Two pairs of queues, among which the guest spreads its connections, and then one pair under them.
+fn queues() -> Result<()> {
+    let lab = Lab::get()?;
+    let far = Far::start(lab)?;
+    let serve = Serve::start(&net("ring", ",queues=2"))?;
+    let mut guest = lab.boot(&serve, 512)?;
+    let minute = Duration::from_secs(60);
+    // More than there are CPUs: the driver chooses the queue by a hash over the flow.
+    let output = guest.exec("ethtool -L eth0 combined 2 && ethtool -l eth0", minute)?;
+    ensure!(output.code == 0, "{}", output.text);
+    far.peer(&mut guest, "parallel", "1000")?;
+    far.peer(&mut guest, "get", &(64 * MIB).to_string())?;
+    far.peer(&mut guest, "put", &(32 * MIB).to_string())?;
+    far.peer(&mut guest, "udp", "")?;
+    let counters = guest.exec("ethtool -S eth0", minute)?.text;
+    for queue in ["tx0", "tx1"] {
+        let name = format!("{queue}_kicks:");
+        let line = counters.lines().find(|line| line.contains(&name));
+        let kicks = line.and_then(|line| line.split_whitespace().last()?.parse().ok());
+        let kicks: u64 = kicks.with_context(|| format!("no {name} in {counters}"))?;
+        ensure!(kicks > 200, "{name} {kicks}: it was hardly used");
+    }
+    let both = format!(
+        "(PEER_PORTS={} peer streams 10.0.2.2 8 6 >/tmp/log 2>&1; echo $? >/tmp/code) & \
+         sleep 2; ethtool -L eth0 combined 1; sleep 1; ethtool -L eth0 combined 2; sleep 1; \
+         ethtool -L eth0 combined 1; wait; cat /tmp/log; exit $(cat /tmp/code)",
+        far.base()
+    );
+    let output = guest.exec(&both, minute)?;
+    ensure!(
+        output.code == 0,
+        "streams over changing queues: {}",
+        output.text
+    );
+    eprintln!("    over changing queues: {}", output.text.trim());
+    far.peer(&mut guest, "parallel", "100")
 }
 
 /// Bytes come and go whole.

@@ -23,6 +23,16 @@ fn defaults() {
 }
 
 #[test]
+fn transports() {
+    let transport = |args: &[&str]| config(args).map(|config| config.transport);
+    assert_eq!(transport(&[]), Ok(Transport::Pci));
+    assert_eq!(transport(&["--transport", "mmio"]), Ok(Transport::Mmio));
+    let error = transport(&["--transport", "isa"]).unwrap_err();
+    assert_eq!(error, ConfigError::Transport("isa".to_owned()));
+    assert!(error.hint().is_some());
+}
+
+#[test]
 fn user_text_is_appended() {
     let config = config(&["--cmdline", " quiet  x=1 "]).unwrap();
     assert_eq!(config.cmdline, format!("{DEFAULT_CMDLINE} quiet  x=1"));

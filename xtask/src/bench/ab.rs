@@ -1,11 +1,16 @@
 //! `cargo xtask bench ab`: two settings or versions in turn, and whether they differ.
+//!
+//! Settings of the network alone are compared at native speed, under User Mode Linux; those that only
+//! `wonton run` has (`transport=`, `cpus=`, `net=`) in the lab.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use guest_images::Images;
 
+use super::ab_lab;
 use super::compare::Comparison;
+use super::run_options;
 use super::session::{Plan, Session};
 use super::subject::Subject;
 use super::uml::code;
@@ -14,8 +19,9 @@ use super::{ab_tap, html, lab, report};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The first: options of wonton (rx=copy), wonton, passt, passt:mtu=BYTES, rev:REF, rev:REF:OPTIONS,
-    /// rev:worktree, or options of a tap in the lab (net=tap,vhost=on)
+    /// The first: options of wonton (rx=copy), wonton, passt, passt:mtu=BYTES, rev:REF, rev:REF:OPTIONS
+    /// or rev:worktree; in the lab options of wonton run (transport=mmio,cpus=2), those of a tap
+    /// (net=tap,vhost=on) among them
     #[arg(long)]
     a: Subject,
     /// The second, as the first
@@ -25,6 +31,9 @@ pub(crate) struct Args {
     plan: Plan,
     /// down1 down8 down16 up1 up8 up16 udp64 udp1400 udp16k rr crr idle1000, or all
     workloads: Vec<Words>,
+    /// In the lab, also if the settings do not need it
+    #[arg(long)]
+    lab: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -32,8 +41,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         return lab::compare(&pair, &ab_tap::plan(&args.plan));
     }
     let images = Images::of_workspace()?;
-    let subjects = [args.a.clone(), args.b.clone()];
     let workloads = chosen(&args.workloads);
+    let needs_lab = |subject: &Subject| run_options::are_needed(&subject.options);
+    if args.lab || needs_lab(&args.a) || needs_lab(&args.b) {
+        return ab_lab::run(&images, [&args.a, &args.b], &workloads, &args.plan);
+    }
+    let subjects = [args.a.clone(), args.b.clone()];
     let session = Session::run(&images, &subjects, &workloads, &args.plan)?;
     let comparisons: Vec<Comparison> = workloads
         .iter()

@@ -60,7 +60,7 @@ impl Comparison {
 }
 
 /// What the ratio B by A says, with its interval in percent.
-fn verdict(ratio: Option<Estimate>, more_is_better: bool) -> String {
+pub(super) fn verdict(ratio: Option<Estimate>, more_is_better: bool) -> String {
     let Some(ratio) = ratio else {
         return "not measured".to_owned();
     };

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,6 +21,10 @@ impl Echo {
     /// Starts it on a free port.
     pub(crate) fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
+        Self::on(listener)
+    }
+
+    fn on(listener: TcpListener) -> Result<Self> {
         let port = listener.local_addr()?.port();
         let open = Arc::new(AtomicUsize::new(0));
         let counter = open.clone();
@@ -39,6 +44,16 @@ impl Echo {
     /// How many connections are open now.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+}
+
+/// The server of a lab, for good.
+pub(crate) fn run(port: u16) -> Result<ExitCode> {
+    let listener = TcpListener::bind(("127.0.0.1", port))
+        .with_context(|| format!("cannot listen on 127.0.0.1:{port}"))?;
+    let _echo = Echo::on(listener)?;
+    loop {
+        std::thread::park();
     }
 }
 

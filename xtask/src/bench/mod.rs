@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: figures, each with the command that makes it.
 //!
 //! ```text
-//! uml, ab, floors    what is asked, and how it is answered
+//! uml, ab, floors    what is asked, and how it is answered (ab_lab, run_options: in the lab)
 //!   session          subjects in turn: boots, rounds
 //!     station        one back-end (backend, revision) and the UML guest behind it
 //!     measure        one run of a workload (iperf, echo), and its cost (process, calibrate)
@@ -10,6 +10,7 @@
 //! ```
 
 mod ab;
+mod ab_lab;
 mod ab_tap;
 pub(crate) mod awake;
 mod backend;
@@ -24,8 +25,10 @@ mod lab;
 mod measure;
 mod plot;
 mod process;
+mod queues;
 mod report;
 mod revision;
+mod run_options;
 mod session;
 mod start;
 mod station;
@@ -47,8 +50,11 @@ pub(crate) enum Bench {
     Start(start::Args),
     /// Native speed: back-ends under a User Mode Linux guest, in turn
     Uml(uml::Args),
-    /// Native speed: two settings, programs or revisions in turn, and whether they differ
+    /// Two settings, programs or revisions in turn, and whether they differ: at native speed, or in the
+    /// lab what only `wonton run` has
     Ab(ab::Args),
+    /// Native speed, without a guest: several pairs of queues against one
+    Queues(queues::Args),
     /// Native speed: wonton must be ahead of passt by so much
     Floors(floors::Args),
 }
@@ -59,6 +65,7 @@ pub(crate) fn run(bench: &Bench) -> Result<ExitCode> {
         Bench::Start(args) => start::run(args),
         Bench::Uml(args) => uml::run(args),
         Bench::Ab(args) => ab::run(args),
+        Bench::Queues(args) => queues::run(args),
         Bench::Floors(args) => floors::run(args),
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use guest_images::uml::Output;
 use guest_images::{UmlGuest, UmlOptions};
 
@@ -32,12 +32,19 @@ impl Station {
         };
         let guest = UmlGuest::boot(programs.kit(), &backend.socket, &options)
             .with_context(|| format!("{} printed: {}", subject.name, backend.log_tail()))?;
-        Ok(Self {
+        let mut station = Self {
             guest,
             backend,
             dir,
             broken: None,
-        })
+        };
+        if let Some(queues) = subject.option("queues") {
+            // The driver uses no more pairs than there are CPUs, unless told to.
+            let command = format!("ethtool -L eth0 combined {queues}");
+            let output = station.exec(&command, Duration::from_secs(10))?;
+            ensure!(output.code == 0, "`{command}`: {}", output.text.trim());
+        }
+        Ok(station)
     }
 
     /// Runs a command in the guest; `timeout` is that of [`UmlGuest::exec`]. After a command that

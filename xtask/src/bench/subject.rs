@@ -34,6 +34,17 @@ pub(crate) enum Program {
     Passt,
 }
 
+impl Subject {
+    /// The value of the option `name`, if it was given.
+    pub(crate) fn option(&self, name: &str) -> Option<&str> {
+        let mut options = self
+            .options
+            .split(',')
+            .filter_map(|each| each.split_once('='));
+        options.find_map(|(each, value)| (each == name).then_some(value))
+    }
+}
+
 impl FromStr for Subject {
     type Err = Error;
 

@@ -327,23 +327,26 @@ pub(super) fn interface_index(name: &str) -> Option<u32> {
 }
 
 impl TapDevice {
-    /// Reads one packet from the first queue: its header to `head`, the frame to `slices` and then `tail`.
+    /// Reads one packet from queue `index` (of those that there are): its header to `head`, the frame to
+    /// `slices` and then `tail`.
     pub(super) fn read(
         &self,
+        index: usize,
         head: &mut [u8; NET_HDR_LEN],
         slices: &[net::nic::VolatileSlice<'_>],
         tail: &mut [u8],
     ) -> io::Result<usize> {
-        sys::read(self.fd(), head, slices, tail)
+        sys::read(&self.queues[index], head, slices, tail)
     }
 
-    /// Writes one packet to the first queue.
+    /// Writes one packet to queue `index` (of those that there are).
     pub(super) fn write(
         &self,
+        index: usize,
         head: &[u8; NET_HDR_LEN],
         slices: &[net::nic::VolatileSlice<'_>],
     ) -> io::Result<usize> {
-        sys::write(self.fd(), head, slices)
+        sys::write(&self.queues[index], head, slices)
     }
 }
 

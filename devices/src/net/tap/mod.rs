@@ -15,7 +15,8 @@ pub(in crate::net) mod sys;
 pub(in crate::net) mod watch;
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use net::nic::{
@@ -37,10 +38,14 @@ const SHORT_RUN: usize = 32;
 /// Ethernet header with a VLAN tag.
 const ETHERNET: usize = 18;
 
-/// A tap as a backend. One queue of the device is used.
+/// One queue of a tap as a backend.
+///
+/// With several, the host sends a flow to the queue on which the guest last sent it. All stay attached
+/// whatever number of pairs the driver uses: what is in one goes to a pair in use.
 #[derive(Debug)]
 pub struct Tap {
-    device: TapDevice,
+    device: Arc<TapDevice>,
+    queue: usize,
     offloads: Offloads,
     /// Longest frame that may come, and longest without segmentation offload.
     room: usize,
@@ -59,11 +64,29 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// A backend for `device`.
+    /// A backend for the first queue of `device`.
     pub fn new(device: TapDevice) -> Self {
+        Self::of(Arc::new(device), 0)
+    }
+
+    /// A backend for each queue of `device`.
+    ///
+    /// # Errors
+    /// As [`TapDevice::attach`].
+    pub fn of_all_queues(mut device: TapDevice) -> io::Result<Vec<Self>> {
+        let count = device.queues().len();
+        device.attach(count)?;
+        let device = Arc::new(device);
+        Ok((0..count)
+            .map(|queue| Self::of(device.clone(), queue))
+            .collect())
+    }
+
+    fn of(device: Arc<TapDevice>, queue: usize) -> Self {
         Self {
             link: LinkState::new(device.name()),
             device,
+            queue,
             offloads: Offloads::empty(),
             room: MAX_FRAME,
             short: MAX_FRAME,
@@ -178,7 +201,7 @@ impl Backend for Tap {
         for frame in burst.iter() {
             let mut head = [0; NET_HDR_LEN];
             head[..VnetHdr::LEN].copy_from_slice(&frame.hdr.encode());
-            match self.device.write(&head, frame.slices) {
+            match self.device.write(self.queue, &head, frame.slices) {
                 Ok(_) => self.link.set(State::Up),
                 Err(error) => self.link.failed(&error),
             }
@@ -200,7 +223,10 @@ impl Backend for Tap {
             }
             let tail = if short { &mut *self.spill } else { &mut [] };
             let mut head = [0; NET_HDR_LEN];
-            match self.device.read(&mut head, ring.slices(0), tail) {
+            match self
+                .device
+                .read(self.queue, &mut head, ring.slices(0), tail)
+            {
                 Ok(len) if len > NET_HDR_LEN => {
                     let [raw @ .., _, _] = head;
                     self.take(ring, VnetHdr::decode(&raw), len - NET_HDR_LEN);
@@ -223,7 +249,7 @@ impl Backend for Tap {
     }
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.device.fd())
+        Some(self.device.queues()[self.queue].as_fd())
     }
 
     fn host_is_quiet(&mut self) {

@@ -8,7 +8,6 @@ use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::messages::*;
@@ -387,7 +386,7 @@ fn an_error_descriptor_that_is_full_does_not_hold_up_the_worker() {
     front_end.driver.tx.set_avail_idx(40_000);
     front_end.kick();
     wait_until("the device gave up", || {
-        back_end.counters.driver_faults.load(Ordering::Relaxed) == 1
+        back_end.counters.get("driver_faults") == 1
     });
     drop(front_end);
     back_end.outcome().unwrap();
@@ -491,7 +490,7 @@ fn memory_that_is_taken_away_while_the_device_runs() {
         wait_until("the device gave up", || {
             front_end.send(100);
             front_end.kick();
-            back_end.counters.driver_faults.load(Ordering::Relaxed) == 1
+            back_end.counters.get("driver_faults") == 1
         });
         wait_until("it said so", || signalled(&front_end.err));
         // The driver's reset, as QEMU passes it on.

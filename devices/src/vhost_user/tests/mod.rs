@@ -11,7 +11,6 @@ mod ram;
 
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,7 +26,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use self::ram::Ram;
 use super::{SessionError, VhostUser};
 use crate::net::tests::pattern;
-use crate::net::{Counters, Net, NetConfig};
+use crate::net::{CardCounters, Net, NetConfig};
 use crate::testing::{MockDriver, MockRing};
 use crate::virtio::spec::{F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, NET_F_MRG_RXBUF};
 
@@ -51,7 +50,7 @@ struct BackEnd {
     streams: Option<Sender<UnixStream>>,
     results: Receiver<Result<(), SessionError>>,
     thread: Option<JoinHandle<()>>,
-    counters: Arc<Counters>,
+    counters: CardCounters,
 }
 
 impl BackEnd {
