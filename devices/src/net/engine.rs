@@ -1,6 +1,6 @@
 //! A network card without its threads: one pair of queues, a backend, and what moves between them.
 //!
-//! A card has an engine for each pair; they share the receive queues ([`Rings`]) and are else alone.
+//! A card has an engine for each pair; they share the receive queues (`Rings`) and are else alone.
 //! The first one has the control queue. Whoever owns an engine decides when to call it: the worker on notifications
 //! and timers, a test on nothing but its own whim.
 
