@@ -118,6 +118,10 @@ transport_rebind() { # the same for the driver of the bus
         basename "$bus" >"$driver/unbind" || return 1
         basename "$bus" >"$driver/bind" || return 1
     done
+    if [ $transport = pci ]; then # unplugged, then found again: its BAR is sized anew
+        echo 1 >"$bus/remove" || return 1
+        echo 1 >/sys/bus/pci/rescan || return 1
+    fi
     again
 }
 run transport-rebind transport_rebind
