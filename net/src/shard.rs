@@ -347,7 +347,13 @@ impl Backend for Shard {
     fn receive(&mut self, ring: &mut dyn RxRing, now: Instant) -> Stop {
         self.open_mail(now);
         self.sweep(now);
-        self.stack.receive(ring, now)
+        let stop = self.stack.receive(ring, now);
+        // What came meanwhile has woken nobody: the stack has taken the event along with the others.
+        let mailbox = &self.shared.mailboxes[usize::from(self.index)];
+        if stop == Stop::Idle && mailbox.has_mail() {
+            return Stop::Yield;
+        }
+        stop
     }
 
     fn after_burst(&mut self) -> bool {

@@ -139,6 +139,58 @@ fn a_frame_for_another_shard_makes_it_readable() {
     }
 }
 
+/// Stops a thread when it goes.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// The owner sleeps and wakes as the worker does, and each time there is one letter more.
+#[test]
+fn no_letter_is_left_behind() {
+    const LETTERS: usize = 20_000;
+    let mut pair = Pair::new();
+    pair.send(0, 5000, b"first");
+    pair.arrived();
+    let mut owner = pair.shards.remove(0);
+    // Now the first, and only, of those that the pair has.
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut poll = mio::Poll::new().unwrap();
+            let fd = owner.poll_fd().unwrap().as_raw_fd();
+            let mut source = SourceFd(&fd);
+            let registry = poll.registry();
+            registry
+                .register(&mut source, mio::Token(0), mio::Interest::READABLE)
+                .unwrap();
+            let mut events = mio::Events::with_capacity(1);
+            let mut ring = MemoryRing::new(&[2048]);
+            while !stop.load(Ordering::Acquire) {
+                while owner.receive(&mut ring, Instant::now()) == Stop::Yield {}
+                poll.poll(&mut events, Some(Duration::from_secs(20)))
+                    .unwrap();
+            }
+        });
+        // Also when an assertion fails.
+        let _end = End(&stop);
+        for letter in 0..LETTERS {
+            pair.send(0, 5000, &letter.to_le_bytes());
+            if letter % 3 == 0 {
+                continue;
+            }
+            for letter in letter - usize::from(letter % 3 == 1)..=letter {
+                assert_eq!(pair.arrived().0, letter.to_le_bytes());
+            }
+        }
+        stop.store(true, Ordering::Release);
+        pair.send(0, 5000, b"the end");
+    });
+}
+
 #[test]
 fn a_port_without_flows_can_move() {
     let mut pair = Pair::new();
