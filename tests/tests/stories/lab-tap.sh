@@ -27,39 +27,38 @@ PEER_PORTS=7100 peer data 10.7.0.1 >/tmp/serve-tap.log 2>&1 &
 iperf3 -s -D
 iproute2 link del tap0
 
-for kernel in 6.12 6.1; do
-    for vhost in on off; do
-        report event=guest "name=tap/linux-$kernel/vhost-$vhost"
-        new_tap
-        # Each kernel, and tap with and without vhost, sees both.
-        case $kernel/$vhost in
-            6.1/on | 6.12/off) transport=mmio ;;
-            *) transport=pci ;;
-        esac
-        guest $kernel 1 $transport tap,name=tap0,vhost=$vhost tap
-        code=$?
-        [ $code = 10 ]
-        verdict reboot "exit code $code"
-        grep -q 'tap0 is down' /tmp/wonton.err && grep -q 'tap0 is up again' /tmp/wonton.err
-        verdict down-up-in-log "$(grep -c tap0 /tmp/wonton.err) lines"
-        guest $kernel 1 $transport tap,name=tap0,vhost=$vhost tap-removed
-        code=$?
-        [ $code = 0 ]
-        verdict power-off "exit code $code"
-        [ "$(grep -c 'tap0 was removed' /tmp/wonton.err)" = 1 ]
-        verdict removed-in-log "$(grep -c tap0 /tmp/wonton.err) lines"
-    done
-done
+tap_story() { # KERNEL VHOST TRANSPORT
+    report event=guest "name=tap/linux-$1/vhost-$2/$3"
+    new_tap
+    guest $1 1 $3 tap,name=tap0,vhost=$2 tap
+    code=$?
+    [ $code = 10 ]
+    verdict reboot "exit code $code"
+    grep -q 'tap0 is down' /tmp/wonton.err && grep -q 'tap0 is up again' /tmp/wonton.err
+    verdict down-up-in-log "$(grep -c tap0 /tmp/wonton.err) lines"
+    guest $1 1 $3 tap,name=tap0,vhost=$2 tap-removed
+    code=$?
+    [ $code = 0 ]
+    verdict power-off "exit code $code"
+    [ "$(grep -c 'tap0 was removed' /tmp/wonton.err)" = 1 ]
+    verdict removed-in-log "$(grep -c tap0 /tmp/wonton.err) lines"
+}
 
-for vhost in on off; do
-    for transport in pci mmio; do
-        if [ $transport = pci ]; then kernel=6.12; else kernel=6.1; fi
-        report event=guest name=tap/two-queues/vhost-$vhost/$transport
-        new_tap multi_queue
-        guest $kernel 2 $transport tap,name=tap0,vhost=$vhost,queues=2 tap-queues
-        code=$?
-        [ $code = 0 ]
-        verdict power-off "exit code $code"
-        iproute2 link del tap0
+queues_story() { # KERNEL VHOST TRANSPORT
+    report event=guest "name=tap-two-queues/linux-$1/vhost-$2/$3"
+    new_tap multi_queue
+    guest $1 2 $3 tap,name=tap0,vhost=$2,queues=2 tap-queues
+    code=$?
+    [ $code = 0 ]
+    verdict power-off "exit code $code"
+    iproute2 link del tap0
+}
+
+for transport in pci mmio; do
+    for vhost in on off; do
+        for kernel in 6.12 6.1; do
+            tap_story $kernel $vhost $transport
+            queues_story $kernel $vhost $transport
+        done
     done
 done

@@ -116,17 +116,12 @@ fn user_trials() -> Vec<String> {
 
 fn tap_trials() -> Vec<String> {
     let mut names = Vec::new();
-    for kernel in ["6.1", "6.12"] {
+    for transport in ["pci", "mmio"] {
         for vhost in ["on", "off"] {
-            for check in TAP_CHECKS {
-                names.push(format!("tap/linux-{kernel}/vhost-{vhost}/{check}"));
-            }
-        }
-    }
-    for vhost in ["on", "off"] {
-        for transport in ["pci", "mmio"] {
-            for check in QUEUES_CHECKS {
-                names.push(format!("tap/two-queues/vhost-{vhost}/{transport}/{check}"));
+            for kernel in ["6.1", "6.12"] {
+                let guest = format!("linux-{kernel}/vhost-{vhost}/{transport}");
+                names.extend(TAP_CHECKS.map(|check| format!("tap/{guest}/{check}")));
+                names.extend(QUEUES_CHECKS.map(|check| format!("tap-two-queues/{guest}/{check}")));
             }
         }
     }
@@ -196,7 +191,7 @@ fn run(groups: &str) -> Result<Vec<Record>> {
         .file("/job/groups", 0o644, groups)
         .file("/job/tap.sh", 0o644, include_bytes!("lab-tap.sh"))
         .file("/job/do.sh", 0o755, include_bytes!("do.sh"))
-        .timeout(Duration::from_secs(1200));
+        .timeout(Duration::from_secs(1800));
     job.cpus = 1;
     let log = target_dir().join("stories-console.log");
     eprintln!("stories: running in the lab, console in {}", log.display());
