@@ -239,6 +239,10 @@ fn port_of(frame: &TxFrame<'_, '_>) -> Option<(Port, bool)> {
 }
 
 impl Shard {
+    fn mailbox(&self) -> &Mailbox {
+        &self.shared.mailboxes[usize::from(self.index)]
+    }
+
     /// The shard that `frame` is for.
     fn owner(&mut self, frame: &TxFrame<'_, '_>, now: Instant) -> u8 {
         let Some((port, makes_a_flow)) = port_of(frame) else {
@@ -285,8 +289,7 @@ impl Shard {
 
     /// Takes what other shards brought.
     fn open_mail(&mut self, now: Instant) {
-        let mailbox = &self.shared.mailboxes[usize::from(self.index)];
-        let mut letters = mailbox.take();
+        let mut letters = self.mailbox().take();
         if letters.is_empty() {
             return;
         }
@@ -310,7 +313,7 @@ impl Shard {
             used.insert(Port { protocol, number });
         });
         // What is in the mail may be the first of a flow.
-        if self.shared.mailboxes[usize::from(self.index)].has_mail() {
+        if self.mailbox().has_mail() {
             return;
         }
         self.claimed.retain(|&port| {
@@ -349,8 +352,7 @@ impl Backend for Shard {
         self.sweep(now);
         let stop = self.stack.receive(ring, now);
         // What came meanwhile has woken nobody: the stack has taken the event along with the others.
-        let mailbox = &self.shared.mailboxes[usize::from(self.index)];
-        if stop == Stop::Idle && mailbox.has_mail() {
+        if stop == Stop::Idle && self.mailbox().has_mail() {
             return Stop::Yield;
         }
         stop
@@ -375,7 +377,7 @@ impl Backend for Shard {
 
     fn reset(&mut self) {
         // Frames of a driver that is gone.
-        drop(self.shared.mailboxes[usize::from(self.index)].take());
+        drop(self.mailbox().take());
         self.stack.reset();
     }
 }

@@ -1,7 +1,12 @@
 //! What a network card is to its driver, whatever carries its frames: features, queues and the
 //! configuration space.
 
+use std::io;
+
+use virtio_queue::QueueT as _;
+
 use crate::net::features;
+use crate::virtio::ActiveQueue;
 use crate::virtio::spec::{NET_F_CTRL_VQ, NET_F_MQ, NET_S_LINK_UP};
 
 /// Largest number of queue pairs (VIRTIO 1.3, 5.1.2).
@@ -56,6 +61,28 @@ pub const fn rx_queue(pair: u16) -> u16 {
 /// Index of the transmit queue of `pair`.
 pub const fn tx_queue(pair: u16) -> u16 {
     2 * pair + 1
+}
+
+/// The queues that a driver enabled.
+pub(crate) struct CardQueues {
+    /// The receive and the transmit queue of each pair, from 0 on.
+    pub(crate) pairs: Vec<[ActiveQueue; 2]>,
+    /// The control queue.
+    pub(crate) ctrl: Option<ActiveQueue>,
+}
+
+impl CardQueues {
+    /// True when the driver has a control queue and has not sent a command yet: what an earlier one
+    /// chose is no longer so.
+    pub(crate) fn start_anew(&self) -> bool {
+        let ctrl = self.ctrl.as_ref();
+        ctrl.is_some_and(|ctrl| ctrl.queue.next_avail() == 0)
+    }
+}
+
+/// Why there is nothing to run without a pair of queues.
+pub(crate) fn no_pairs() -> io::Error {
+    io::Error::other("the driver did not enable the RX and the TX queue")
 }
 
 /// The face of a card.
@@ -120,6 +147,21 @@ impl Card {
     /// accept MQ (VIRTIO 1.3, 5.1.2).
     pub(crate) fn ctrl_queue(&self, accepted: u64) -> u16 {
         2 * self.pairs(accepted)
+    }
+
+    /// Takes apart the queues that a driver which accepted `accepted` enabled. A pair without both of
+    /// its queues cannot be used, nor those behind it.
+    pub(crate) fn sort(&self, queues: Vec<ActiveQueue>, accepted: u64) -> CardQueues {
+        let mut queues = queues;
+        let mut take = |index| {
+            let at = queues.iter().position(|queue| queue.index == index)?;
+            Some(queues.swap_remove(at))
+        };
+        let pair = |pair| Some([take(rx_queue(pair))?, take(tx_queue(pair))?]);
+        CardQueues {
+            pairs: (0..self.pairs(accepted)).map_while(pair).collect(),
+            ctrl: take(self.ctrl_queue(accepted)),
+        }
     }
 
     /// Largest size of each queue.

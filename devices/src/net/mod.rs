@@ -29,9 +29,9 @@ mod worker;
 use std::io;
 
 use net::nic::{Backend, Offloads};
-use virtio_queue::{Queue, QueueT as _};
+use virtio_queue::Queue;
 
-use self::card::Card;
+use self::card::{Card, CardQueues, no_pairs};
 pub use self::card::{MAX_QUEUE_PAIRS, NetConfig, NetConfigError, rx_queue, tx_queue};
 pub use self::counters::{CardCounters, Counters};
 use self::engine::{NetEngine, NetParts};
@@ -107,29 +107,21 @@ impl Net {
 
     fn start(&mut self, activation: Activation) -> io::Result<()> {
         let features = activation.features;
-        let ctrl_queue = self.card.ctrl_queue(features);
-        let mut active: Vec<_> = activation.queues;
-        let mut take = |index| {
-            let at = active.iter().position(|queue| queue.index == index)?;
-            Some(active.swap_remove(at))
-        };
-        let pair = |pair| Some([take(rx_queue(pair))?, take(tx_queue(pair))?]);
-        let queues: Vec<_> = (0..self.card.pairs(features)).map_while(pair).collect();
+        let sorted = self.card.sort(activation.queues, features);
+        if sorted.start_anew() {
+            self.chosen = None;
+        }
         // A driver that accepted CTRL_VQ and does not use it is no worse off than one that did not.
-        let ctrl = take(ctrl_queue);
+        let CardQueues {
+            pairs: queues,
+            ctrl,
+        } = sorted;
         if queues.is_empty() {
-            return Err(io::Error::other(
-                "the driver did not enable the RX and the TX queue",
-            ));
+            return Err(no_pairs());
         }
         let mut kicks = self.kicks(&queues);
         if let Some(ctrl) = &ctrl {
             kicks[0].push((Kick::Ctrl, ctrl.kick.clone()));
-        }
-        // A driver that starts anew has not sent a command yet.
-        let anew = |ctrl: &ActiveQueue| ctrl.queue.next_avail() == 0;
-        if ctrl.as_ref().is_some_and(anew) {
-            self.chosen = None;
         }
         let chosen = self.chosen.filter(|chosen| chosen.features == features);
         let chosen = chosen.unwrap_or(Chosen {

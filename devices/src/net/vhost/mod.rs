@@ -13,7 +13,6 @@ mod error;
 mod keeper;
 mod pair;
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -25,7 +24,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub use self::error::VhostError;
 use self::keeper::{Control, Job, Keeper, Settings};
 use self::pair::{Pair, RING_FEATURES, Ring};
-use crate::net::card::{Card, NetConfig, NetConfigError, rx_queue, tx_queue};
+use crate::net::card::{Card, CardQueues, NetConfig, NetConfigError, no_pairs};
 use crate::net::ctrl::CtrlQueue;
 use crate::net::features::{accepted_offloads, offered_features};
 use crate::net::tap::link::LinkState;
@@ -167,42 +166,23 @@ impl VhostNet {
 
     fn start(&mut self, activation: Activation, mut job: Job) -> io::Result<()> {
         let features = activation.features;
-        let ctrl_index = self.card.ctrl_queue(features);
-        let mut queues: HashMap<u16, ActiveQueue> = activation
-            .queues
-            .into_iter()
-            .map(|queue| (queue.index, queue))
-            .collect();
-        let mut pairs = Vec::new();
-        for pair in 0..self.card.pairs(features) {
-            let rx = queues.remove(&rx_queue(pair));
-            // A pair that the driver did not enable cannot be used, nor those behind it.
-            let (Some(rx), Some(tx)) = (rx, queues.remove(&tx_queue(pair))) else {
-                break;
-            };
-            pairs.push([rx, tx]);
-        }
-        let control = queues
-            .remove(&ctrl_index)
-            .filter(|_| features & NET_F_CTRL_VQ != 0);
-        // A driver that starts anew has not sent a command yet.
-        if control
-            .as_ref()
-            .is_some_and(|ctrl| ctrl.queue.next_avail() == 0)
-        {
+        let sorted = self.card.sort(activation.queues, features);
+        if sorted.start_anew() {
             self.changed = None;
         }
+        let CardQueues { pairs, ctrl } = sorted;
         if let Some((before, settings)) = self.changed
             && before == features
         {
             job.settings = settings;
         }
         let count = u16::try_from(pairs.len()).unwrap_or(u16::MAX);
-        job.control = control.map(|ctrl| {
+        let ctrl = ctrl.filter(|_| features & NET_F_CTRL_VQ != 0);
+        job.control = ctrl.map(|ctrl| {
             let vring = Vring::new(ctrl.queue, features & F_INDIRECT_DESC != 0);
             Control {
                 queue: CtrlQueue::new(vring, features, count),
-                index: ctrl_index,
+                index: ctrl.index,
                 kick: ctrl.kick,
             }
         });
@@ -210,8 +190,7 @@ impl VhostNet {
         job.tap.drain();
         job.apply();
         let started = if pairs.is_empty() {
-            let what = "the driver did not enable the RX and the TX queue";
-            Err(io::Error::other(what))
+            Err(no_pairs())
         } else {
             self.start_pairs(&mut job, &pairs, features)
         };
