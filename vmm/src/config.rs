@@ -418,13 +418,7 @@ fn parse_net(spec: &str) -> Result<Option<NetOptions>, ConfigError> {
                 let expected = "ring, direct, direct-discard or copy";
                 user.rx = choose("rx", value, expected, RxPath::named)?;
             }
-            ("queues", NetKind::User(user)) => {
-                let count = |text: &str| {
-                    let count = text.parse().ok()?;
-                    (1..=MAX_QUEUE_PAIRS).contains(&count).then_some(count)
-                };
-                user.queues = choose("queues", value, "a number from 1 to 8", count)?;
-            }
+            ("queues", NetKind::User(user)) => user.queues = parse_queues(value)?,
             ("host-loopback", NetKind::User(user)) => {
                 let allow = |value: &str| match value {
                     "allow" => Some(true),
@@ -443,6 +437,14 @@ fn parse_net(spec: &str) -> Result<Option<NetOptions>, ConfigError> {
         tap.finish(&seen, net.mtu)?;
     }
     Ok(net)
+}
+
+/// Reads `queues=`.
+fn parse_queues(value: &str) -> Result<u16, ConfigError> {
+    choose("queues", value, "a number from 1 to 8", |text| {
+        let queues = text.parse().ok();
+        queues.filter(|queues| (1..=MAX_QUEUE_PAIRS).contains(queues))
+    })
 }
 
 fn choose<T>(

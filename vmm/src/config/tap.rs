@@ -2,7 +2,7 @@
 
 use devices::net::MAX_QUEUE_PAIRS;
 
-use super::{ConfigError, TapOptions, TapSource, Vhost, choose};
+use super::{ConfigError, TapOptions, TapSource, Vhost, choose, parse_queues};
 
 /// The tap of a `--net tap` that names none.
 const DEFAULT_TAP: &str = "tap0";
@@ -41,12 +41,7 @@ impl TapOptions {
                     _ => None,
                 })?;
             }
-            _ => {
-                self.queues = choose("queues", value, "a number from 1 to 8", |text| {
-                    let queues = text.parse().ok();
-                    queues.filter(|queues| (1..=MAX_QUEUE_PAIRS).contains(queues))
-                })?;
-            }
+            _ => self.queues = parse_queues(value)?,
         }
         Ok(())
     }
