@@ -14,6 +14,7 @@ use guest_images::lab::{LabJob, run_lab_with};
 use guest_images::{Images, Kernel, target_dir};
 use serde::Serialize;
 
+use super::stats::median;
 use crate::build;
 use crate::guest::{BOOT, FAR_SIDE, Vmm};
 use crate::tap::LAB_TAP;
@@ -294,16 +295,6 @@ fn table(samples: &[Sample], names: &[&str]) -> Table {
     table
 }
 
-/// The median of sorted values.
-fn median(sorted: &[f64]) -> Option<f64> {
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(sorted[middle]),
-        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -325,13 +316,5 @@ mod tests {
             shown.contains("2.00x") && shown.contains("not known"),
             "{shown}"
         );
-    }
-
-    #[test]
-    fn median_of_odd_and_even() {
-        assert_eq!(median(&[]), None);
-        assert_eq!(median(&[3.0, 1.0, 2.0][..1]), Some(3.0));
-        assert_eq!(median(&[1.0, 2.0, 9.0]), Some(2.0));
-        assert_eq!(median(&[1.0, 3.0]), Some(2.0));
     }
 }

@@ -81,6 +81,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn median_of_odd_and_even() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0][..1]), Some(3.0));
+        assert_eq!(median(&[1.0, 2.0, 9.0]), Some(2.0));
+        assert_eq!(median(&[1.0, 3.0]), Some(2.0));
+    }
+
+    #[test]
     fn median_of_odd_even_and_none() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
