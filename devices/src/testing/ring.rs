@@ -66,6 +66,11 @@ impl MockRing {
         }
     }
 
+    /// Addresses of the descriptor table, the available and the used ring.
+    pub fn addresses(&self) -> [u64; 3] {
+        [self.desc, self.avail, self.used]
+    }
+
     /// The device's view of the ring, as a transport would build it.
     pub fn queue(&self, event_idx: bool) -> Queue {
         let mut queue = Queue::new(self.size).unwrap();

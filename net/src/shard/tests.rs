@@ -113,19 +113,24 @@ fn a_flow_stays_where_it_began_and_its_order_is_kept() {
     }
 }
 
+/// Waits for `shard` as the worker does.
+fn watch(shard: &Shard) -> mio::Poll {
+    let poll = mio::Poll::new().unwrap();
+    let fd = shard.poll_fd().unwrap().as_raw_fd();
+    let (token, interest) = (mio::Token(0), mio::Interest::READABLE);
+    let registry = poll.registry();
+    registry
+        .register(&mut SourceFd(&fd), token, interest)
+        .unwrap();
+    poll
+}
+
 #[test]
 fn a_frame_for_another_shard_makes_it_readable() {
     let mut pair = Pair::new();
     pair.send(0, 5000, b"mine");
     pair.arrived();
-    // As the worker waits.
-    let mut poll = mio::Poll::new().unwrap();
-    let fd = pair.shards[0].poll_fd().unwrap().as_raw_fd();
-    let mut source = SourceFd(&fd);
-    let registry = poll.registry();
-    registry
-        .register(&mut source, mio::Token(0), mio::Interest::READABLE)
-        .unwrap();
+    let mut poll = watch(&pair.shards[0]);
     let mut events = mio::Events::with_capacity(1);
     poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
     assert!(events.is_empty());
@@ -160,13 +165,7 @@ fn no_letter_is_left_behind() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut poll = mio::Poll::new().unwrap();
-            let fd = owner.poll_fd().unwrap().as_raw_fd();
-            let mut source = SourceFd(&fd);
-            let registry = poll.registry();
-            registry
-                .register(&mut source, mio::Token(0), mio::Interest::READABLE)
-                .unwrap();
+            let mut poll = watch(&owner);
             let mut events = mio::Events::with_capacity(1);
             let mut ring = MemoryRing::new(&[2048]);
             while !stop.load(Ordering::Acquire) {

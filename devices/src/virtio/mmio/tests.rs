@@ -1,11 +1,11 @@
 //! A walk through VIRTIO 1.3, 4.2 and 3.1, from the driver's side.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::*;
 use crate::net::loopback::Loopback;
 use crate::net::{Net, NetConfig};
-use crate::testing::{Buffer, MockDriver, MockRing};
+use crate::testing::{Buffer, MockDriver, eventually};
 use crate::virtio::spec::{
     F_EVENT_IDX, F_VERSION_1, NET_F_CTRL_RX, NET_F_CTRL_VQ, NET_F_MAC, NET_F_MRG_RXBUF,
     STATUS_ACKNOWLEDGE, STATUS_DRIVER, STATUS_DRIVER_OK, STATUS_FAILED, STATUS_FEATURES_OK,
@@ -87,7 +87,7 @@ impl Machine {
         for index in 0..2 {
             let (ring, size) = {
                 let ring = [&self.driver.rx, &self.driver.tx][index as usize];
-                (addresses(ring), ring.size)
+                (ring.addresses(), ring.size)
             };
             self.write_queue(index, size.into(), ring);
             assert_eq!(self.read(QUEUE_READY), 1);
@@ -107,21 +107,6 @@ impl Machine {
         self.write(QUEUE_NOTIFY, 1);
         let received = eventually(|| self.driver.collect_rx().pop());
         assert_eq!(received.bytes, frame);
-    }
-}
-
-fn addresses(ring: &MockRing) -> [u64; 3] {
-    [ring.desc, ring.avail, ring.used]
-}
-
-fn eventually<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        if let Some(value) = attempt() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "it never happened");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -217,7 +202,7 @@ fn features_are_checked() {
 #[test]
 fn queues_are_checked() {
     let mut m = Machine::new();
-    let good = addresses(&m.driver.rx);
+    let good = m.driver.rx.addresses();
     m.write_queue(0, 16, good);
     assert_eq!(m.read(QUEUE_READY), 0, "before FEATURES_OK");
     m.negotiate(F_VERSION_1);
@@ -249,7 +234,7 @@ fn queues_are_checked() {
 fn a_missing_queue_needs_reset() {
     let mut m = Machine::new();
     m.negotiate(F_VERSION_1);
-    let ring = addresses(&m.driver.rx);
+    let ring = m.driver.rx.addresses();
     m.write_queue(0, 16, ring);
     assert_eq!(m.set_status(RUNNING), RUNNING | STATUS_NEEDS_RESET);
     assert_eq!(m.read(INTERRUPT_STATUS), INT_CONFIG);
@@ -264,7 +249,7 @@ fn commands_on_the_control_queue() {
     let mut m = Machine::new();
     m.negotiate(F_VERSION_1 | NET_F_CTRL_VQ | NET_F_CTRL_RX);
     m.set_up_queues();
-    let ring = addresses(&m.driver.ctrl);
+    let ring = m.driver.ctrl.addresses();
     m.write_queue(2, 64, ring);
     assert_eq!(m.read(QUEUE_READY), 1);
     assert_eq!(m.set_status(RUNNING), RUNNING);
@@ -281,7 +266,7 @@ fn a_control_queue_that_was_not_asked_for_is_left_alone() {
     let mut m = Machine::new();
     m.negotiate(F_VERSION_1);
     m.set_up_queues();
-    let ring = addresses(&m.driver.ctrl);
+    let ring = m.driver.ctrl.addresses();
     m.write_queue(2, 64, ring);
     assert_eq!(m.set_status(RUNNING), RUNNING);
     let answer = m.driver.send_command(&[0, 0, 1], &[2], false);

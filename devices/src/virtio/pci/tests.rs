@@ -1,7 +1,5 @@
 //! A walk through VIRTIO 1.3, 4.1 and 3.1, from the driver's side, and what a hostile one may try.
 
-use std::time::{Duration, Instant};
-
 use super::capabilities::{TYPE_COMMON, TYPE_DEVICE, TYPE_ISR, TYPE_NOTIFY, TYPE_PCI};
 use super::common_cfg::*;
 use super::line::{ISR_CONFIG, ISR_QUEUE, NO_VECTOR};
@@ -9,7 +7,7 @@ use super::*;
 use crate::net::loopback::Loopback;
 use crate::net::{Net, NetConfig};
 use crate::pci::config::{BAR0, CAP_MSIX, CAP_VENDOR, CAPABILITIES};
-use crate::testing::{MockDriver, MockPciHost, MockRing};
+use crate::testing::{MockDriver, MockPciHost, eventually};
 use crate::virtio::Interrupt as _;
 use crate::virtio::spec::{
     F_EVENT_IDX, F_VERSION_1, NET_F_CTRL_RX, NET_F_CTRL_VQ, NET_F_MAC, NET_F_MRG_RXBUF,
@@ -162,7 +160,7 @@ impl Machine {
         for index in 0..2u64 {
             let (ring, size) = {
                 let ring = [&self.driver.rx, &self.driver.tx][index as usize];
-                (addresses_of(ring), ring.size)
+                (ring.addresses(), ring.size)
             };
             self.write::<2>(QUEUE_SELECT, index);
             assert_eq!(self.read::<2>(QUEUE_SIZE), 256);
@@ -212,21 +210,6 @@ impl Machine {
 
     fn doorbells(&self) -> Vec<u64> {
         self.host.attached().doorbells.keys().copied().collect()
-    }
-}
-
-fn addresses_of(ring: &MockRing) -> [u64; 3] {
-    [ring.desc, ring.avail, ring.used]
-}
-
-fn eventually<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        if let Some(value) = attempt() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "it never happened");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
